@@ -107,7 +107,7 @@ def reading_apart() -> Reading | None:
 
 @public
 def get_epoch() -> int:
-    """The number of the epoch that is being loaded, from 0; for use inside of a dataset.
+    """Return the number of the epoch that is being loaded, from 0; call it inside a dataset.
 
     It is the same in a worker and with ``num_workers=0``.
     """
@@ -119,12 +119,6 @@ def get_epoch() -> int:
 def get_shard() -> tuple[int, int]:
     """Return which share of an iterable dataset is read here; for its ``__iter__``.
 
-    ::
-
-        def __iter__(self):
-            index, count = lit_loader.get_shard()
-            yield from itertools.islice(self.samples, index, None, count)
-
     Under torch's own loader the worker is that of ``get_worker_info()``, and the rank that of
     ``torch.distributed``. Spawned workers, in which that is not initialised, take the rank from
     ``RANK`` and ``WORLD_SIZE``, which torchrun sets.
@@ -134,6 +128,16 @@ def get_shard() -> tuple[int, int]:
         ranks. Without ``num_shards`` each worker of each rank is a shard: with 2 ranks and 3
         workers ``count`` is 6, and worker 1 of rank 1 has ``index`` 4. Without workers and ranks
         ``(0, 1)``.
+
+    Examples:
+        >>> from torch.utils.data import IterableDataset
+        >>> from lit_loader import DataLoader, get_shard
+        >>> class Numbers(IterableDataset):
+        ...     def __iter__(self):
+        ...         shard, shards = get_shard()
+        ...         return iter(range(shard, 8, shards))
+        >>> list(DataLoader(Numbers(), batch_size=2, num_shards=2))  # shards take turns
+        [tensor([0, 2]), tensor([1, 3]), tensor([4, 6]), tensor([5, 7])]
     """
     reading().shard_asked = READERS
     return share()
@@ -162,8 +166,8 @@ def share() -> tuple[int, int]:
 def note(*, tokens: int) -> None:
     """Count the tokens of the sample or batch that is being read.
 
-    For use inside of a dataset or ``collate_fn``. ``loader.statistics()`` gives the number of
-    tokens, in all and per second::
+    Call it inside a dataset or ``collate_fn``. ``loader.statistics()`` has the number of tokens,
+    in total and per second::
 
         lit_loader.note(tokens=int(batch["attention_mask"].sum()))  # in collate_fn: no padding
 
@@ -180,15 +184,11 @@ def note(*, tokens: int) -> None:
 
 @public
 def get_rng(index: Any = None) -> np.random.Generator:
-    """A random generator for the sample that is being read; for use inside of a dataset.
+    """Return a NumPy generator for the sample that is being read; call it inside a dataset.
 
     What it draws follows from the pass's seed and the sample's position in the pass, and nothing
     else: it is the same in any worker, with ``num_workers=0``, on another number of ranks, after a
-    resume, and in another attempt to read the sample. It costs nothing where it is not called::
-
-        def __getitem__(self, index):
-            rng = lit_loader.get_rng()
-            return self.images[index] + rng.normal(0, 0.1, self.shape)
+    resume, and in another attempt to read the sample. A dataset that does not call it pays nothing.
 
     All calls for one sample return the same generator, which continues: two transforms that ask for
     it draw different numbers. Ask again for each sample, and do not keep the generator.
@@ -205,8 +205,19 @@ def get_rng(index: Any = None) -> np.random.Generator:
 
     Args:
         index: Any value, such as the sample's index: the generator then follows from the pass's
-            seed and that value alone, also if a sample comes twice in a pass. Threads of your own
-            pass it, too. None: the sample that is being read.
+            seed and that value alone, also if a sample comes twice in a pass. Pass it in threads
+            that you start, too. None: the sample that is being read.
+
+    Examples:
+        >>> from lit_loader import DataLoader, get_rng
+        >>> class Noisy:
+        ...     def __len__(self):
+        ...         return 4
+        ...     def __getitem__(self, index):
+        ...         return index + get_rng().normal(0, 0.1)
+        >>> first, second = (list(DataLoader(Noisy(), 4, seed=1)) for _ in range(2))
+        >>> bool((first[0] == second[0]).all())
+        True
     """
     maker = reading().maker
     if maker is None:

@@ -13,6 +13,7 @@ import logging
 import os
 import reprlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -119,6 +120,11 @@ def program_stacklevel() -> int:
         if not file.startswith(PACKAGE) and module != "torch.utils.data.dataloader"
     )
     return next(theirs, len(found))
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, at the line of the program that calls the package."""
+    warnings.warn(f"lit_loader: {text}", category, stacklevel=program_stacklevel())
 
 
 # reach: python: frames, by which alone a function learns who has called it

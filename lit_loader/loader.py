@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
@@ -56,7 +57,7 @@ from lit_loader.core.sampling.sampler_view import choose_samplers
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.state.position import PassPosition, Position
 from lit_loader.core.system.processors import advice_if_too_many
-from lit_loader.describe import public, short_repr
+from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 
 __all__ = ["DataLoader"]
@@ -391,8 +392,8 @@ class DataLoader(_TorchLoader[T_co]):
         stall_warning: Seconds without a batch after which a StallWarning shows what each worker
             does; 0: never. Without workers, press Ctrl-C to see where a sample hangs.
         on_sample_error: What happens if a sample raises. "raise" raises. "skip" makes the batch
-            smaller, and ``len(loader)`` an upper bound. "replace" takes another sample (map-style
-            only), the same for any number of workers.
+            smaller, and ``len(loader)`` an upper bound. "replace" takes another sample of the
+            batch (map-style only), the same for any number of workers.
         max_sample_errors: Bad samples that one epoch may skip or replace. One more raises a
             SampleErrorsError that lists them. None: any number, but not all.
         sample_retries: How often to retry a sample after an OSError or TimeoutError. A
@@ -408,6 +409,25 @@ class DataLoader(_TorchLoader[T_co]):
     Raises:
         OptionError: An option, or a combination of options, is refused (a ValueError).
         TypeError: There is no such option; the message names the nearest one.
+
+    Examples:
+        >>> from lit_loader import DataLoader
+        >>> loader = DataLoader(range(6), batch_size=2, shuffle=True, seed=1)
+        >>> [batch.tolist() for batch in loader]  # tensors of int64, of shape (2,)
+        [[3, 1], [4, 0], [2, 5]]
+        >>> batches = iter(loader)  # the next epoch
+        >>> first = next(batches)
+        >>> state = loader.state_dict()
+        >>> rest = [batch.tolist() for batch in batches]
+
+        In another process, the loader continues with the next batch:
+
+        >>> resumed = DataLoader(range(6), batch_size=2, shuffle=True, seed=1)
+        >>> resumed.load_state_dict(state)
+        >>> resumed.position
+        LoaderPosition(epoch=1, batches=1)
+        >>> [batch.tolist() for batch in resumed] == rest
+        True
     """
 
     collate_fn: Callable[[list[Any]], Any]
@@ -592,7 +612,7 @@ class DataLoader(_TorchLoader[T_co]):
         advice = advice_if_too_many(self.num_workers)
         processes = self.worker_method == "multiprocessing"
         if advice is not None and processes and self._core.auto is None:
-            self._core.warn_once(advice)
+            warnings.warn(advice, stacklevel=program_stacklevel())
 
     @property
     def multiprocessing_context(self) -> BaseContext | None:
@@ -795,19 +815,19 @@ class DataLoader(_TorchLoader[T_co]):
         self._core.start()
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
-        """Change the number of workers now, also within an epoch.
+        """Change the number of workers, also within an epoch.
 
-        No batch changes or is lost. New workers take part once they have started; those that are
-        too many finish their batches and end. Any thread may call this, and it does not wait.
-        (Setting ``loader.num_workers`` counts from the next iterator.)
+        No batch changes or is lost. New workers start when the program waits for a batch; those
+        that are too many finish their batches and end. Any thread may call this, and it does not
+        wait. (Setting ``loader.num_workers`` counts from the next iterator.)
 
         Args:
             num_workers: The new number. A change to 0, or from 0, counts from the next iterator.
             prefetch_factor: Batches in flight for each worker. None keeps it.
 
         Raises:
-            OptionError: The number is part of the data (an IterableDataset without num_shards,
-                or seeding="worker"), is refused, or is 0 while an iterator has workers.
+            OptionError: The number is part of the data (an IterableDataset without num_shards), is
+                refused, or is 0 while an iterator has workers.
         """
         workers = check_option("num_workers", num_workers)
         self._core.resize(workers, check_option("prefetch_factor", prefetch_factor))

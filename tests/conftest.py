@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, settings
 
 from lit_loader.core.system import processors
 from tests.support.huge_pages import collapse
-from tests.support.kinds import mark_kinds
 from tests.support.samples import reads_ended
 from tests.support.selection import leave_to_slow
 
@@ -176,9 +175,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave a part of the long matrices to ``-m slow``, and mark what kind of test each is."""
+    """Leave a part of the long matrices to ``-m slow``."""
     leave_to_slow(items)
-    mark_kinds(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -208,6 +206,16 @@ def gate() -> Iterator[Any]:
     yield made
     made.open()
     made.close()
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A Ray cluster with one node of two CPU cores; a test may add others."""
+    from tests.support.ray_nodes import cluster
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with cluster(2) as started:
+        yield started
 
 
 @pytest.fixture

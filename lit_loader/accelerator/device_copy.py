@@ -25,7 +25,7 @@ Move = Callable[[Any, torch.device], Any]
 class Staged(NamedTuple):
     """A batch on its way to the device."""
 
-    batch: Any  # there; complete once ``event``, recorded behind the copy, has passed
+    batch: Any  # there; complete once ``event``, recorded after the copy, has passed
     event: torch.cuda.Event
     source: Any  # the batch on the host
 

@@ -132,7 +132,7 @@ class PinMemoryThread(Generic[T]):
     """Runs ``source`` and ``pin`` in a thread of its own, ahead of the consumer.
 
     ``source`` gives the next item, waiting for it; None ends the thread, and so does an exception,
-    which is handed on to the consumer behind the items before it. ``pin`` does not raise any.
+    which the consumer gets after the items before it. ``pin`` does not raise any.
     """
 
     def __init__(

@@ -7,7 +7,7 @@
     TorchLoader.__init__(self, …) of such a class is our constructor
 
 Torch's class itself is patched, and not the places that name it: so it holds in globals, defaults,
-closures and attributes alike, and ``isinstance`` says the same of every loader as before. A name
+closures and attributes, and ``isinstance`` says the same of every loader as before. A name
 that is put in torch's place would deny that torch's loaders are loaders, and Lightning would not
 shard them.
 """

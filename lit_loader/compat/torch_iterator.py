@@ -10,29 +10,21 @@
 a patched ``__init__``           SpeechBrain does so in the ``__init__`` of all iterators: it is run
 ===============================  ==================================================================
 
-All else that torch's iterators have is of machinery that is not here. It is an AttributeError, of
-one line: so ``hasattr`` says the truth. An iterator asks here by `core/epoch/torch_surface.py`.
+All else that torch's iterators have is of machinery that is not here, and an AttributeError. An
+iterator asks here by `core/epoch/torch_surface.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from lit_loader.core.state.position import PassPosition
 from lit_loader.core.transport.messages import listed
 from lit_loader.errors import LoaderError
 
-__all__ = ["attribute", "sampler_iter", "set_num_yielded"]
-
-
-def attribute(iterator: Any, name: str) -> NoReturn:
-    """Raise the AttributeError of an attribute that means nothing here."""
-    raise AttributeError(
-        f"{type(iterator).__name__} has no {name}: if torch's iterators have it, it belongs to "
-        "torch's way of making batches, which lit_loader does not use"
-    )
+__all__ = ["sampler_iter", "set_num_yielded"]
 
 
 def set_num_yielded(iterator: Any, value: int) -> None:

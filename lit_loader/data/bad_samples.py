@@ -12,35 +12,31 @@ depend on how often its samples had to be tried.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NoReturn
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.fetch import OMITTED, MapFetcher, NothingLeft
+from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.options.retry import Retry
-from lit_loader.core.seeding.seeds import extend
-from lit_loader.data.sample_errors import NOT_REPLACED, SampleError, is_new
+from lit_loader.data.sample_errors import SampleError
 from lit_loader.describe import annotate
 from lit_loader.errors import OptionError, StateError
 
 __all__ = [
-    *("MAX_BACKOFF", "MAX_DRAWS", "MAX_IN_A_ROW"),
+    *("MAX_BACKOFF", "MAX_IN_A_ROW"),
     *("Attempts", "BadSamples", "GoodSamples", "TolerantMapFetcher"),
 ]
 
 MAX_BACKOFF: Final = 10.0
 """Seconds that the wait before a retry grows to at most."""
-
-MAX_DRAWS: Final = 100
-"""Replacements that are drawn for one bad sample; if all of them are bad too, it is skipped."""
 
 MAX_IN_A_ROW: Final = 1000
 """Bad samples of an iterable dataset that are skipped in a row; the next one is an error."""
@@ -51,12 +47,11 @@ _BAD: Final = object()
 """Stands for a sample that could not be read."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class BadSamples:
     """What is done about bad samples, by the loader's options: the ``tolerance`` of a spec."""
 
     policy: str  # "raise", "skip" or "replace"
-    limit: int | None  # bad samples that an epoch may have; None: any number
     retry: Retry
 
     @classmethod
@@ -64,25 +59,19 @@ class BadSamples:
         """Return that of a loader's options."""
         retries = loader.sample_retries
         retry = retries if isinstance(retries, Retry) else Retry(retries)
-        return cls(loader.on_sample_error, loader.max_sample_errors, retry)
+        return cls(loader.on_sample_error, retry)
 
     def attempts(self, before: Callable[[int], object]) -> Attempts:
         """Return what reads single samples, see `Attempts`."""
         return Attempts(self, before)
 
-    def map_fetcher(
-        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int], *threads: Any
-    ) -> TolerantMapFetcher:
+    def map_fetcher(self, spec: BatchSpec, attempts: Attempts, *threads: Any) -> TolerantMapFetcher:
         """Return what reads samples by index; ``threads`` are for `MapFetcher`."""
-        return TolerantMapFetcher(spec, attempts, seed_for, *threads)
+        return TolerantMapFetcher(spec, attempts, *threads)
 
     def stream(self, attempts: Attempts) -> GoodSamples:
         """Return what passes over a stream's bad samples."""
         return GoodSamples(attempts)
-
-
-class _TooMany(NothingLeft):
-    """A batch alone has more bad samples than the epoch may have: the rest is not read."""
 
 
 class Attempts:
@@ -101,8 +90,6 @@ class Attempts:
         """Begin a batch."""
         self.errors: list[SampleError] = []
         self.retries = 0  # how often samples of this batch were retried
-        self._seen: set[Any] = set()
-        self._count = 0  # bad samples; each index counts once
 
     def read(
         self,
@@ -118,10 +105,9 @@ class Attempts:
 
         Raises:
             Exception: What ``read`` raises, if bad samples are not passed over.
-            _TooMany: The batch has more bad samples than the epoch may have.
             Cancelled: The batch is no longer wanted.
         """
-        tolerance, tries, most = self.tolerance, 0, self.tolerance.retry.times
+        retry, tries = self.tolerance.retry, 0
         while True:
             self._before(position)
             reading().again, tokens = tries > 0, reading().tokens
@@ -131,21 +117,16 @@ class Attempts:
                 raise  # the program or the state is wrong, and no other sample would be better
             except Exception as error:
                 reading().tokens = tokens
-                if tries == most or not self._may_pass(error):
+                if tries == retry.times or not self._may_pass(error):
                     if several and self.goes_on_after(error):
                         return _BAD
-                    if tolerance.policy == "raise":
+                    if self.tolerance.policy == "raise":
                         if tries:
                             tried = f"this sample was tried {tries + 1} times"
-                            annotate(error, f"{tried}, sample_retries={most}")
+                            annotate(error, f"{tried}, sample_retries={retry.times}")
                         raise
-                    written = SampleError.of(error, index, position, tries)
                     progress.step(position)  # raises if the batch was left meanwhile
-                    with self._lock:
-                        self.errors.append(written)
-                        self._count += is_new(index, self._seen)
-                    if tolerance.limit is not None and self._count > tolerance.limit:
-                        raise _TooMany from None
+                    self.errors.append(SampleError.of(error, index, position, tries))
                     return _BAD
             finally:
                 reading().again = False
@@ -175,22 +156,18 @@ class Attempts:
 class TolerantMapFetcher(MapFetcher):
     """Reads samples as `MapFetcher` does, and copes with those that cannot be read.
 
-    First all samples of the batch are read, then the bad ones are replaced, where they are to be:
-    so the good ones are made with the same random numbers whichever way the bad ones go.
+    First all samples of the batch are read. Then the bad ones are replaced, where they are to be,
+    each by another read of a good one of the batch: so nobody but the batch counts, and all
+    workers, ranks and resumed runs choose the same.
 
     A dataset's ``__getitems__`` gets the whole batch at first (not with a seed for each sample),
-    and single indices after an exception. A replacement is any sample of the dataset; under a
-    user's sampler another one of the batch, for only those has it chosen. ``seed_for`` returns the
-    seed by which an index is replaced.
+    and single indices after an exception.
     """
 
-    def __init__(
-        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int], *threads: Any
-    ) -> None:
+    def __init__(self, spec: BatchSpec, attempts: Attempts, *threads: Any) -> None:
         super().__init__(spec.dataset, spec.batched, None, *threads)
-        self._attempts, self._seed_for = attempts, seed_for
+        self._attempts = attempts
         self._together = spec.seeding != "sample" and self._many is not None
-        self._from_all = spec.own_order
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return the good ones of ``[dataset[i] for i in indices]``, or `OMITTED`."""
@@ -206,70 +183,35 @@ class TolerantMapFetcher(MapFetcher):
             samples = attempts.read(many, batch, 0, progress, several=True)
             if samples is not _BAD:
                 return samples
-        try:
-            samples = self._in_turn(batch, progress)
-        except _TooMany:
-            return OMITTED
-        if attempts.errors and not samples:
-            return OMITTED
+        samples = self.each(
+            lambda index, own: attempts.read(self._alone, index, own.place, own), batch, progress
+        )
+        attempts.errors.sort(key=lambda error: error.position)
+        if attempts.tolerance.policy == "replace":
+            self._replace(samples, batch, progress)
+        if attempts.errors:
+            samples = [sample for sample in samples if sample is not _BAD]
+            if not samples:
+                return OMITTED
         return samples if self._batched else samples[0]
 
-    def _in_turn(self, batch: Any, progress: Progress) -> list[Any]:
-        read, errors = self._attempts.read, self._attempts.errors
-        try:
-            samples = self.each(
-                lambda index, own: read(self._alone, index, own.place, own), batch, progress
-            )
-        finally:
-            errors.sort(key=lambda error: error.position)
-        if not errors:
-            return samples
-        if self._attempts.tolerance.policy == "replace":
-            self._replace(samples, batch, progress)
-        return [sample for sample in samples if sample is not _BAD]
-
     def _replace(self, samples: list[Any], batch: Any, progress: Progress) -> None:
+        """Read good ones once more, the first for the first bad one and so on."""
         errors = self._attempts.errors
-        good = [place for place, sample in enumerate(samples) if sample is not _BAD]
-        others: Sequence[Any] = range(len(self._dataset))
-        if not self._from_all:
-            others = [batch[place] for place in good]
-        for number, error in enumerate(tuple(errors)):
-            samples[error.position] = sample = self._replacement(number, others, progress)
-            if number == 0 and sample is _BAD and self._from_all and not good:
-                self._note(range(len(errors)), NOT_REPLACED)
-                return  # nothing of all this can be read: no more is drawn for this batch
-
-    def _replacement(self, number: int, others: Sequence[Any], progress: Progress) -> Any:
-        """Read the first good one of the replacements for a bad sample; `_BAD` if there is none.
-
-        Which they are depends on the epoch's seed, the bad sample's index and their count alone.
-        A bad one is a bad sample like any other, and not retried for this batch.
-        """
-        errors = self._attempts.errors
-        index, position, before = errors[number].index, errors[number].position, len(errors)
-        seed = self._seed_for(index)
-        tried = {error.index for error in errors} if self._from_all else set()
-        for attempt in range(MAX_DRAWS if others else 0):
-            place = extend(seed, attempt) % len(others)
-            if place in tried:
-                continue
-            tried.add(place)
-            progress.step(position)
-            sample = self._attempts.read(self._alone, others[place], position, progress)
+        good = [batch[place] for place, sample in enumerate(samples) if sample is not _BAD]
+        if not good:
+            return
+        for number, error in enumerate([*errors]):
+            index = good[number % len(good)]
+            progress.step(error.position)
+            sample = self._attempts.read(self._alone, index, error.position, progress)
+            samples[error.position] = sample
             if sample is not _BAD:
-                self._note([number, *range(before, len(errors))], f"replaced by {others[place]!r}")
-                return sample
-        return _BAD
-
-    def _note(self, numbers: Iterable[int], action: str) -> None:
-        errors = self._attempts.errors
-        for number in numbers:
-            errors[number] = replace(errors[number], action=action)
+                errors[number] = dataclasses.replace(error, action=f"replaced by {index!r}")
 
 
-# Why an iterator yields no more samples: it says so; or it cannot continue after its exception.
-_REACHED, _AFTER_ERROR = object(), object()
+_REACHED: Final = object()
+"""Stands for the end of an iterator."""
 
 
 class GoodSamples:
@@ -307,9 +249,9 @@ class GoodSamples:
             for _ in range(MAX_IN_A_ROW):
                 sample = self._attempts.read(self._ask, None, self._position, self._progress)
                 if sample is _REACHED:
+                    if self._error is not None and _went_through_a_generator(self._error):
+                        self._raise(_NO_GOING_ON)
                     raise StopIteration
-                if sample is _AFTER_ERROR:
-                    self._raise(_NO_GOING_ON)
                 if sample is not _BAD:
                     self._position += 1
                     return sample
@@ -331,18 +273,10 @@ class GoodSamples:
 
     def _ask(self, _: None) -> Any:
         try:
-            sample = next(self._source, _REACHED)
+            return next(self._source, _REACHED)
         except Exception as error:
             self._error = error
-            finished = getattr(self._source, "gi_frame", self._source) is None
-            if finished and self._attempts.goes_on_after(error):
-                return _AFTER_ERROR
             raise
-        if sample is not _REACHED:
-            self._error = None
-        elif self._error is not None and _went_through_a_generator(self._error):
-            return _AFTER_ERROR
-        return sample
 
 
 _NO_GOING_ON = (

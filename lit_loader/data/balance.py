@@ -44,11 +44,6 @@ _COMPARED = 64
 class BalancedBatchSampler(ByLength):
     """Deals the samples of each step so that all its batches cost the same.
 
-    ::
-
-        batches = BalancedBatchSampler(dataset.lengths, 16, group=8, seed=1)
-        DataLoader(dataset, batch_sampler=batches, num_replicas=8, rank=rank)
-
     The shuffled order is cut into runs of ``group`` batches. Which of these batches has which
     samples of the run is chosen so that the sums of their lengths are as equal as they can be.
     Every batch has ``batch_size`` samples, except for those of a last run that is not full: its
@@ -86,6 +81,19 @@ class BalancedBatchSampler(ByLength):
 
     Raises:
         OptionError: An option or a length is refused (a ValueError).
+
+    Examples:
+        >>> from lit_loader import BalancedBatchSampler, DataLoader
+        >>> lengths = [9, 1, 5, 5, 8, 2]
+        >>> batches = BalancedBatchSampler(lengths, 2, group=3, shuffle=False)
+        >>> [[lengths[index] for index in batch] for batch in batches]
+        [[9, 1], [5, 5], [8, 2]]
+
+        With ``num_replicas=3`` each of three ranks gets one of them:
+
+        >>> loader = DataLoader(lengths, batch_sampler=batches, num_replicas=3, rank=0, seed=1)
+        >>> [batch.tolist() for batch in loader]
+        [[9, 1]]
     """
 
     numbers: ClassVar = "fui"

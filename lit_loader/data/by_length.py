@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from lit_loader.core.state.state_validation import damaged, is_count
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
 
-__all__ = ["BatchStatistics", "ByLength", "ByTokens", "halved", "in_order", "summarise"]
+__all__ = ["ByLength", "ByTokens", "halved", "in_order", "summarise"]
 
 SAMPLES: Final = 1
 BATCHES: Final = 2
@@ -42,6 +42,9 @@ BATCHES: Final = 2
 
 _SHORT: Final = 60
 """Characters that are written out; of more a digest stands in the state, which is to stay small."""
+
+_MOST_TOKENS: Final = 2**30
+"""What is left of a batch is counted in 32 bits."""
 
 _TOO_LONG: Final = ("raise", "skip", "truncate")
 
@@ -99,7 +102,7 @@ class ByLength(EpochOrder, Sampler[list[int]]):
         return lambda number: samples[starts[number] : starts[number + 1]]
 
     def shuffled(self, epoch: int, length: int, what: int = SAMPLES) -> Permutation:
-        """Return an epoch's order of so many samples, or batches."""
+        """Return an epoch's order of ``length`` samples, or batches."""
         return Permutation(length, derive(self.seed, epoch, what))
 
     def order(self, epoch: int) -> Callable[[Indices], Any]:
@@ -173,31 +176,6 @@ class ByLength(EpochOrder, Sampler[list[int]]):
         return False
 
 
-class BatchStatistics(NamedTuple):
-    """What the batches of one epoch hold.
-
-    Attributes:
-        batches: Number of batches, on all ranks together.
-        samples: Samples in them.
-        skipped: Samples left out.
-        tokens: Tokens of the samples.
-        padded_tokens: Tokens of the batches, with padding.
-        largest: Tokens of the largest batch, with padding.
-    """
-
-    batches: int
-    samples: int
-    skipped: int
-    tokens: int
-    padded_tokens: int
-    largest: int
-
-    @property
-    def padding(self) -> float:
-        """Share of the batches' tokens that is padding, 0 … 1."""
-        return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
-
-
 class ByTokens(ByLength):
     """The base of samplers that bound the tokens of a batch: `_tokens` of each sample."""
 
@@ -208,40 +186,18 @@ class ByTokens(ByLength):
         lengths: Any,
         lengths_from: str,
         max_tokens: int,
-        below: int,
         *,
         too_long: str,
         num_replicas: int | None,
         **options: Any,
     ) -> None:
         super().__init__(lengths, lengths_from, group=num_replicas, **options)
-        self.max_tokens = whole_number("max_tokens", max_tokens, low=1, below=below)
+        self.max_tokens = whole_number("max_tokens", max_tokens, low=1, below=_MOST_TOKENS)
         self.too_long = one_of("too_long", too_long, _TOO_LONG)
         self.num_replicas = self.group
 
     def _shown(self) -> str:
         return f"max_tokens={self.max_tokens}"
-
-    def statistics(self) -> BatchStatistics:
-        """Sum up the batches of the epoch that comes next; computes the whole epoch.
-
-        Returns:
-            Numbers of batches, of samples and of tokens, with and without padding, of all ranks.
-        """
-        samples, starts = self.plan(self.epoch)
-        room = self._room(samples, starts) if len(samples) else samples
-        return BatchStatistics(
-            batches=len(starts) - 1,
-            samples=len(samples),
-            skipped=len(self.lengths) - len(samples),
-            tokens=int(np.minimum(self.lengths, self._tokens)[samples].sum()),
-            padded_tokens=int(room.sum()),
-            largest=int(room.max(initial=0)),
-        )
-
-    def _room(self, samples: Indices, starts: Indices) -> Indices:
-        """Return the tokens of each batch with its padding."""
-        raise NotImplementedError
 
     def _fitting(self, tokens: Indices, most: int) -> Indices:
         """Return the samples, int64, that are not left out for having more than ``most`` tokens."""
@@ -270,7 +226,7 @@ def in_order(samples: Indices, starts: Indices, order: Indices) -> tuple[Indices
 
 
 def halved(starts: Indices, wanted: int, tokens: Indices) -> Indices:
-    """Cut the batches of most tokens in two until there are so many, or only single samples.
+    """Cut the batches of most tokens in two until there are ``wanted``, or only single samples.
 
     ``starts``: where batches begin and end, as `ByLength.plan` returns them; ``tokens`` of each
     sample, in that order.

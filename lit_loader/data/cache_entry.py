@@ -28,7 +28,7 @@ __all__ = ["MISSING", "UNIT", "pack", "seal", "unpack", "whole"]
 Bytes = npt.NDArray[np.uint8]
 
 MISSING: Final = object()  # what is read where there is no entry, or one that cannot be read
-UNIT: Final = ALIGNMENT  # entries begin at, and take, whole multiples of so many bytes
+UNIT: Final = ALIGNMENT  # entries begin at, and take, whole multiples of it, in bytes
 
 _HEADER: Final = struct.Struct("<8sQQQQ20xI")  # magic, index, size, place and size of descriptor …
 _MAGIC: Final = b"litcach3"  # … checksum; the last character is the format's version

@@ -2,8 +2,8 @@
 
 ::
 
-    file  │ identity │ notes │ counters │ index: one word a sample │ entries, one after another │
-                                 place │ size                             the file's end ▲
+    file  │ notes │ counters │ index: one word a sample │ entries, one after another │
+                      place │ size                             the file's end ▲
 
 * **Space is taken by appending**: the kernel writes after the file's end in one step, and the
   position of who has written is then the end of what is his. There is no lock, so none that a
@@ -30,7 +30,6 @@ from lit_loader.core.system import linux
 from lit_loader.core.system.shared_file import HeldFile, nameless_file, round_up
 from lit_loader.data import memory_files
 from lit_loader.data.cache_entry import MISSING, UNIT, unpack
-from lit_loader.data.cache_identity import Identity
 from lit_loader.data.memory import memory_left, memory_limits
 
 __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
@@ -38,18 +37,17 @@ __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
 Bytes = npt.NDArray[np.uint8]
 
 _NAME: Final = "lit_loader cache"
-_SHARED: Final = f"{_NAME} 4"  # its end is the version of the format
+_SHARED: Final = f"{_NAME} 5"  # its end is the version of the format
 _OPENED: Final = f"{linux.PROC}/self/fd"
 _WORD: Final = 8
-_NOTES: Final = 64  # bytes
-_ROWS: Final = 1024  # of counters; a process has that of its number, modulo so many
+_NOTES: Final = 8  # words
+_ROWS: Final = 1024  # of counters; a process has that of its number, modulo this
 _ROW: Final = 8  # words
-_COUNTERS: Final = Identity.NBYTES + _NOTES
-_INDEX: Final = _COUNTERS + _ROWS * _ROW * _WORD
+_INDEX: Final = (_NOTES + _ROWS * _ROW) * _WORD
 
 _SIZE_BITS: Final = 28
 _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
-_MOST: Final = 0x7FFFF000  # bytes of an entry: so many are written at once
+_MOST: Final = 0x7FFFF000  # bytes of an entry that are written at once
 _PATIENCE: Final = 60.0  # seconds to wait for another process that makes the file
 _LOOK: Final = 32 << 20  # bytes after which a process asks again how much memory is left
 
@@ -65,19 +63,15 @@ class Note(IntEnum):
     """What is noted once for all processes, and said by the one that notes it."""
 
     FULL = 0
-    NO_MEMORY = 1
-    NOT_KEPT = 2
-    NOT_ON_DISK = 3
-    TOO_LARGE = 4
+    NOT_KEPT = 1
+    NOT_ON_DISK = 2
 
 
 class Counter(IntEnum):
     """What a process counts."""
 
     HITS = 0
-    MADE = 2
-    KEPT = 3
-    KEPT_BYTES = 4
+    MADE = 1
 
 
 class CacheFigures(NamedTuple):
@@ -92,15 +86,14 @@ class CacheFigures(NamedTuple):
 class SharedStore:
     """The file. Goes along when a process is started, by any start method.
 
-    All processes of this user on this machine find it by its ``key``, as long as any has it;
-    without one it is this process's, and its workers'. OptionError: it is of another ``identity``.
-    OSError: there is no memory, or descriptor.
+    All processes of this user on this machine find it by its ``name``, as long as any has it;
+    without one it is this process's, and its workers'. OSError: there is no memory, or descriptor.
     """
 
-    def __init__(self, identity: Identity, limit: int, key: str | None = None) -> None:
-        self.length, self.limit = identity.length, limit
-        shared = key is not None and limit and memory_files.is_supported()
-        self._map(self._found_or_made(identity, key) if key and shared else self._made())
+    def __init__(self, length: int, limit: int, name: object = None) -> None:
+        self.length, self.limit = length, limit
+        shared = name is not None and limit and memory_files.is_supported()
+        self._map(self._found_or_made(name) if shared else self._made())
 
     def _made(self) -> HeldFile:
         fd, sparse = nameless_file(_NAME)
@@ -112,9 +105,9 @@ class SharedStore:
         os.lseek(fd, self._begin, os.SEEK_SET)
         return file
 
-    def _found_or_made(self, identity: Identity, key: str) -> HeldFile:
+    def _found_or_made(self, name: object) -> HeldFile:
         """Find the one that another process has made, or make it for others, too."""
-        label = memory_files.label_of(_SHARED, key, self.limit)
+        label = memory_files.label_of(_SHARED, name, self.limit)
         try:
             lock = memory_files.lock(label, _PATIENCE)
         except OSError as error:
@@ -123,12 +116,9 @@ class SharedStore:
         with lock:
             found = memory_files.find(label, writable=True)
             if found is not None:
-                file = HeldFile(found)
-                identity.check(Identity.from_bytes(os.pread(found, Identity.NBYTES, 0)), key)
-                return file
+                return HeldFile(found)
             file = HeldFile(memory_files.new(label))
             os.ftruncate(file.fd, self._begin)
-            os.pwrite(file.fd, identity.to_bytes(), 0)
             memory_files.seal(file.fd, writable=True)
             return file
 
@@ -138,10 +128,9 @@ class SharedStore:
 
     def _map(self, file: HeldFile) -> None:
         self._file, self._fd = file, file.fd
-        table = memoryview(mmap.mmap(self._fd, self._begin))
-        self._notes = table[Identity.NBYTES : _COUNTERS].cast("Q")
-        self._counters = table[_COUNTERS:_INDEX].cast("Q")
-        self._index = table[_INDEX : _INDEX + self.length * _WORD].cast("Q")
+        words = memoryview(mmap.mmap(self._fd, self._begin)).cast("Q")
+        self._notes, self._counters = words[:_NOTES], words[_NOTES : _INDEX // _WORD]
+        self._index = words[_INDEX // _WORD :][: self.length]
         self._looked = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -169,49 +158,50 @@ class SharedStore:
 
     @property
     def is_open(self) -> bool:
-        """Whether entries are still taken; one that is too large for what is left may not be."""
-        return self.limit > 0 and not self._notes[Note.FULL] and not self._notes[Note.NO_MEMORY]
+        """Whether entries are still taken."""
+        return self.limit > 0 and not self._notes[Note.FULL]
 
-    def put(self, index: int, entry: Bytes) -> bool:
-        """Keep a sample's entry; returns whether there is one now, this or another process's."""
-        if self._index[index]:
-            return True
+    def put(self, index: int, entry: Bytes) -> None:
+        """Keep a sample's entry, if there is room."""
         size = len(entry)
+        if self._index[index]:
+            return
+        if size > min(self.limit, _MOST):  # others may still find room
+            large = f"a sample of {size / 1e6:,.1f} MB finds no room in memory={self.limit} bytes"
+            self.note(Note.NOT_KEPT, f"{large}: such samples are not kept")
+            return
         if not self._has_room(size):
-            return False
+            return
         # Two that write the same sample at this very moment both take space, and the later word
         # counts: they are equal.
         try:
             start = self._append(entry)
         except OSError as error:
-            self.note(Note.NO_MEMORY, f"{error.strerror}: {self._extent()}")
-            return False
-        if start + size > self._begin + self.limit:  # others have taken the room meanwhile
-            return False
-        self._index[index] = (start // UNIT) << _SIZE_BITS | (size // UNIT)
-        self.count(Counter.KEPT)
-        self.count(Counter.KEPT_BYTES, size)
-        return True
+            self._close(str(error.strerror))
+            return
+        if start + size <= self._begin + self.limit:  # else others have taken the room meanwhile
+            self._index[index] = (start // UNIT) << _SIZE_BITS | (size // UNIT)
 
     def _has_room(self, size: int) -> bool:
-        used, room = self.used, f"memory={self.limit} bytes"
-        if used + size > self.limit or size > _MOST:
-            # A smaller one may still find its place, unless this is one as most are.
-            if size <= _MOST and size * self.total(Counter.KEPT) <= 2 * used:
-                self.note(Note.FULL, f"{room} are full: {self._extent()}")
-            else:
-                large = f"a sample of {size / 1e6:,.1f} MB finds no room in {room}"
-                self.note(Note.TOO_LARGE, f"{large}, smaller ones are still kept")
+        if self.used + size > self.limit:
+            self._close(f"memory={self.limit} bytes are full")
             return False
         self._looked -= size
         if self._looked < 0:
             self._looked = _LOOK
             left, spared = _memory_left()
             if left < spared + size:
-                little = f"only {left / 1e9:.1f} GB of memory are left here"
-                self.note(Note.NO_MEMORY, f"{little}: {self._extent()}")
+                self._close(f"only {left / 1e9:.1f} GB of memory are left here")
                 return False
         return True
+
+    def _close(self, why: str) -> None:
+        """Take no more entries."""
+        self.note(
+            Note.FULL,
+            f"{why}: {self.kept} of {self.length} samples are kept ({self.used / 1e6:,.1f} MB), "
+            "the others are built each time",
+        )
 
     def _append(self, entry: Bytes) -> int:
         """Write an entry after all others; returns its first byte's place. OSError: no memory."""
@@ -232,33 +222,31 @@ class SharedStore:
         finally:
             os.close(fd)
 
-    def _extent(self) -> str:
-        kept = self.total(Counter.KEPT)
-        return (
-            f"{kept} of {self.length} samples are kept ({self.used / 1e6:,.1f} MB), the others are "
-            "built each time"
-        )
-
     @property
     def used(self) -> int:
         """Bytes that entries have taken."""
         return min(self.limit, max(0, os.fstat(self._fd).st_size - self._begin))
 
+    @property
+    def kept(self) -> int:
+        """Samples that are kept."""
+        return int(np.count_nonzero(self._index))
+
     def figures(self) -> CacheFigures:
         """Say what is held, and what that has spared."""
-        kept, lacking = self.total(Counter.KEPT), 0
+        kept, lacking = self.kept, 0
         if kept and self.limit and not self.is_open:
-            lacking = self.total(Counter.KEPT_BYTES) * max(0, self.length - kept) // kept
-        hits, misses = self.total(Counter.HITS), self.total(Counter.MADE)
+            lacking = self.used * (self.length - kept) // kept
+        hits, misses = self._total(Counter.HITS), self._total(Counter.MADE)
         return CacheFigures(hits, misses, self.used, lacking)
 
     # --- counters and notes ---
 
-    def count(self, counter: Counter, number: int = 1) -> None:
-        """Count something, in this process's row."""
-        self._counters[os.getpid() % _ROWS * _ROW + counter] += number
+    def count(self, counter: Counter) -> None:
+        """Count a sample, in this process's row."""
+        self._counters[os.getpid() % _ROWS * _ROW + counter] += 1
 
-    def total(self, counter: Counter) -> int:
+    def _total(self, counter: Counter) -> int:
         """Add up what all processes have counted; two of the same row may miss some."""
         return sum(self._counters[counter::_ROW].tolist())
 

@@ -19,10 +19,10 @@ from lit_loader.context import reading
 from lit_loader.core.options.checks import check_dataset, filled_text, memory_size, path, refuse
 from lit_loader.data.cache_entry import MISSING, pack, unpack
 from lit_loader.data.cache_folder import Folder
-from lit_loader.data.cache_identity import Identity
+from lit_loader.data.cache_identity import places_compared, sample_digest
 from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.data.draws import Draws
-from lit_loader.describe import class_name, public, short_repr
+from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, TransportError
 from lit_loader.streams.wrapped import wrapped
 
@@ -30,6 +30,9 @@ __all__ = ["CachedDataset", "MappedDataset", "figures_of"]
 
 _T = TypeVar("_T")
 T_co = TypeVar("T_co", covariant=True)
+
+_Read = Callable[[Sequence[Any]], Sequence[Any]]
+"""What makes samples of their indices."""
 
 _watching: weakref.WeakKeyDictionary[Any, Draws] = weakref.WeakKeyDictionary()
 """Not attributes of caches: what looks for a dataset's generators would look through them, too."""
@@ -75,7 +78,7 @@ class CachedDataset(Dataset[T_co]):
 
     Samples lie in memory that all workers share under every start method, for as long as this
     object lives, and on disk in ``directory``. Each reader gets a copy, equal to what was made.
-    The dataset is asked by plain integers, whatever a sampler yields. No sample is dropped for
+    The dataset is read by plain integers, whatever a sampler yields. No sample is dropped for
     another one: where the memory is full, or scarce, the rest is made each time (and a line is
     logged).
 
@@ -91,14 +94,22 @@ class CachedDataset(Dataset[T_co]):
             once; None: none.
         key: Names the data, as in ``"flowers, June 2026"``: all processes of this user on this
             machine that pass the same one (ranks, other runs) share the memory, and ``directory``
-            if there is one. Each dataset needs its own key (train and val, too), and another one
-            when its files, transforms or code change. As a check, the length and three samples are
-            compared whenever the cache is opened: these samples are read at once.
+            if there is one. Choose another one when files, transforms or code change. The length
+            and three samples, which are read at once, count as part of the key: datasets that
+            differ in them have caches of their own.
 
     Raises:
-        OptionError: An argument is refused, the directory is not this user's alone, or the key is
-            that of another dataset.
+        OptionError: An argument is refused, or the directory is not this user's alone.
         OSError: There is no memory, or the directory cannot be made.
+
+    Examples:
+        >>> from lit_loader import CachedDataset, DataLoader
+        >>> cached = CachedDataset(range(100), "1 MB")  # decoded images, in a program
+        >>> augmented = cached.map(lambda value: -value)  # random transforms go here
+        >>> next(iter(DataLoader(augmented, batch_size=4)))
+        tensor([ 0, -1, -2, -3])
+        >>> cached
+        CachedDataset(range, 4 of 100 samples in 0.0 of 1.0 MB)
     """
 
     shared_by_readers: ClassVar = ("_store", "_folder")
@@ -129,26 +140,24 @@ class CachedDataset(Dataset[T_co]):
 
     def _open(self) -> None:
         length = len(self.dataset)
-        samples = {} if self.key is None else self._probes(length)
-        identity = Identity.of(length, samples)
+        samples = {} if self.key is None else self._compared(length)
+        digests = {place: sample_digest(sample) for place, sample in samples.items()}
         self._folder: Folder | None = None
         if self.directory is not None and self.key is not None:
-            about = f"{class_name(type(self.dataset))} of {length} samples"
-            self._folder = Folder(self.directory, self.key, identity, about)
-        self._store = SharedStore(identity, self.memory, self.key)
+            self._folder = Folder(self.directory, self.key, (length, digests))
+        name = None if self.key is None else (self.key, length, digests)
+        self._store = SharedStore(length, self.memory, name)
         for place, sample in samples.items():
             if self._held(place, count=False) is MISSING:
                 self._store.count(Counter.MADE)
                 self._keep(place, sample)
 
-    def _probes(self, length: int) -> dict[int, Any]:
-        """Make the samples by which the cache is checked, those that can be read."""
+    def _compared(self, length: int) -> dict[int, Any]:
+        """Make the samples that tell caches apart, those that can be read."""
         made = {}
-        for place in range(length) if length < 3 else Identity.places(length):
+        for place in places_compared(length):
             try:
-                made[place] = self._without_draws(
-                    functools.partial(operator.getitem, self.dataset, place), [place]
-                )
+                [made[place]] = self._made([place], self._one_by_one)
             except OptionError:
                 raise
             except Exception:  # a bad sample, which raises when it is read
@@ -161,11 +170,35 @@ class CachedDataset(Dataset[T_co]):
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> T_co:
-        number = self._number(index)
-        sample: T_co = self.dataset[index] if number < 0 else self._held(number)
-        if sample is MISSING:
-            (sample,) = self._made([number], [number], lambda: [self.dataset[number]])
+        sample: T_co = self._samples(self._one_by_one, [index])[0]
         return sample
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """Reads a batch's samples at once; None where the dataset cannot."""
+        many = getattr(self.dataset, "__getitems__", None)
+        return functools.partial(self._samples, many) if many else None
+
+    def _one_by_one(self, indices: Sequence[Any]) -> list[Any]:
+        return [self.dataset[index] for index in indices]
+
+    def _samples(self, read: _Read, indices: Sequence[Any]) -> list[Any]:
+        """Return samples; those that are not kept are made by ``read``, and kept."""
+        numbers = [*map(self._number, indices)]
+        samples = [MISSING if number < 0 else self._held(number) for number in numbers]
+        absent = [place for place, sample in enumerate(samples) if sample is MISSING]
+        if not absent:
+            return samples
+        keeps = self._store.is_open or self._disk is not None
+        asked = [indices[place] if numbers[place] < 0 else numbers[place] for place in absent]
+        made = self._made(asked, read) if keeps else read(asked)
+        for place, sample in zip(absent, made, strict=True):
+            samples[place] = sample
+            if numbers[place] >= 0:
+                self._store.count(Counter.MADE)
+                if keeps:
+                    self._keep(numbers[place], sample)
+        return samples
 
     def _number(self, index: Any) -> int:
         """Return the number of a sample that may be kept; -1: the dataset is to answer itself."""
@@ -190,65 +223,31 @@ class CachedDataset(Dataset[T_co]):
             store.count(Counter.HITS)
         return sample
 
-    @property
-    def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]] | None:
-        """Reads a batch's samples at once; None where the dataset cannot."""
-        return self._getitems if getattr(self.dataset, "__getitems__", None) else None
-
-    def _getitems(self, indices: Sequence[Any]) -> list[Any]:
-        numbers = [*map(self._number, indices)]
-        samples = [MISSING if number < 0 else self._held(number) for number in numbers]
-        absent = [place for place, sample in enumerate(samples) if sample is MISSING]
-        if absent:
-            asked = [indices[place] if numbers[place] < 0 else numbers[place] for place in absent]
-            those = [numbers[place] for place in absent]
-            made = self._made(asked, those, lambda: self.dataset.__getitems__(asked))
-            for place, sample in zip(absent, made, strict=True):
-                samples[place] = sample
-        return samples
-
-    def _made(
-        self, asked: list[Any], numbers: list[int], make: Callable[[], Sequence[Any]]
-    ) -> list[Any]:
-        """Make samples, and keep those that have a number."""
-        keeps = self._keeps
-        made = list(self._without_draws(make, asked) if keeps else make())
-        for number, sample in zip(numbers, made, strict=True):
-            if number >= 0:
-                self._store.count(Counter.MADE)
-                if keeps:
-                    self._keep(number, sample)
-        return made
-
-    # --- keeping ---
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether what is made now may be kept."""
-        return self._store.is_open or (
-            self._folder is not None and not self._store.noted(Note.NOT_ON_DISK)
-        )
-
-    def _without_draws(self, make: Callable[[], _T], indices: Sequence[Any]) -> _T:
+    def _made(self, asked: Sequence[Any], read: _Read) -> list[Any]:
         """Make samples, and see that they depend neither on random numbers nor on the epoch."""
         draws = _watching.get(self)
         if draws is None:
             draws = _watching[self] = Draws(self.dataset)
-        marks = draws.mark()
+        before = draws.look()
         reading().asked = ""
-        made = make()
-        drawn = draws.drawn(marks)
+        made = list(read(asked))
+        drawn = draws.drawn(before)
         if drawn is None and not reading().asked:
             return made
         what = f"draws from (or seeds) {drawn}" if drawn else f"asks for {reading().asked}"
         raise OptionError(
-            f"{type(self.dataset).__name__} {what} in sample {short_repr(indices[0])}, and "
+            f"{type(self.dataset).__name__} {what} in sample {short_repr(asked[0])}, and "
             "CachedDataset would keep what it drew for all epochs. Move it after the cache, as in "
             "CachedDataset(dataset, memory).map(augment) [LL109]"
         )
 
+    @property
+    def _disk(self) -> Folder | None:
+        """The folder, if it still takes samples."""
+        return None if self._store.noted(Note.NOT_ON_DISK) else self._folder
+
     def _keep(self, number: int, sample: Any) -> None:
-        store = self._store
+        store, folder = self._store, self._disk
         if number in store:  # by another worker, meanwhile; or it cannot be read here
             return
         try:
@@ -258,13 +257,12 @@ class CachedDataset(Dataset[T_co]):
             return
         if store.is_open:
             store.put(number, entry)
-        if self._folder is None or store.noted(Note.NOT_ON_DISK):
-            return
-        try:
-            self._folder.put(number, entry)
-        except OSError as error:
-            full = f"{self._folder.path} takes no more samples ({error.strerror})"
-            store.note(Note.NOT_ON_DISK, f"{full}: memory alone keeps the others")
+        if folder is not None:
+            try:
+                folder.put(number, entry)
+            except OSError as error:
+                full = f"{folder.path} takes no more samples ({error.strerror})"
+                store.note(Note.NOT_ON_DISK, f"{full}: memory alone keeps the others")
 
     # --- the rest ---
 
@@ -288,11 +286,12 @@ class CachedDataset(Dataset[T_co]):
         return self._store.figures()
 
     def __repr__(self) -> str:
-        kept, store = self._store.total(Counter.KEPT), self._store
+        store = self._store
         where = "" if self.directory is None else f", directory={str(self.directory)!r}"
         return (
-            f"{type(self).__name__}({type(self.dataset).__name__}, {kept:,} of {store.length:,} "
-            f"samples in {store.used / 1e6:,.1f} of {store.limit / 1e6:,.1f} MB{where})"
+            f"{type(self).__name__}({type(self.dataset).__name__}, {store.kept:,} of "
+            f"{store.length:,} samples in {store.used / 1e6:,.1f} of "
+            f"{store.limit / 1e6:,.1f} MB{where})"
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
-import random
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
-import numpy as np
-import torch
-
-from lit_loader.core.seeding.held_generators import find_generators
+from lit_loader.core.seeding.held_generators import GLOBAL_GENERATORS, find_generators, tape
+from lit_loader.core.seeding.seeds import canonical_pickle
 
 __all__ = ["Draws"]
 
-
-Mark = list[tuple[str, Callable[[], object], object]]
+_NAMES: Final = ("random", "numpy.random", "torch")
 
 
 class Draws:
@@ -27,46 +21,25 @@ class Draws:
     """
 
     def __init__(self, root: object) -> None:
-        self._root = root
-        self._held: list[tuple[str, Any]] = []
-        self._marks = 0
+        self._root, self._looks = root, 0
+        self._read: dict[str, Callable[[], Any]] = {}
 
-    def mark(self) -> Mark:
-        """Say where the generators are, for `drawn`."""
+    def look(self) -> dict[str, bytes]:
+        """Return where the generators are, for `drawn`."""
         # The dataset may make one while samples are made: looked for more and more seldom.
-        self._marks += 1
-        if self._marks <= 8 or not self._marks & (self._marks - 1):
-            self._held = [*find_generators(self._root).generators]
-        readers = list(_GLOBAL)
-        readers += [(name, partial(_state, generator)) for name, generator in self._held]
-        return [(name, read, read()) for name, read in readers]
+        self._looks += 1
+        if self._looks <= 8 or not self._looks & (self._looks - 1):
+            found = find_generators(self._root).generators
+            pairs = [*zip(_NAMES, GLOBAL_GENERATORS, strict=True), *found]
+            # Not a SystemRandom, which has no state: it repeats nowhere.
+            tapes = {name: tape(generator) for name, generator in pairs}
+            self._read = {name: made.read for name, made in tapes.items() if made is not None}
+        return self._states()
 
-    def drawn(self, marks: Mark) -> str | None:
-        """Name the first generator that is not where it was when marked; None: all are."""
-        return next((name for name, read, before in marks if read() != before), None)
+    def drawn(self, before: dict[str, bytes]) -> str | None:
+        """Name the first generator that is not where it was at a look; None: all are."""
+        after = self._states()
+        return next((name for name, state in before.items() if after[name] != state), None)
 
-
-def _of_numpy() -> object:
-    state: Any = np.random.get_state(legacy=False)
-    parts = {**state.pop("state"), **state}
-    return [part.tobytes() if isinstance(part, np.ndarray) else part for part in parts.values()]
-
-
-def _of_torch(generator: torch.Generator | None = None) -> bytes:
-    state = torch.get_rng_state() if generator is None else generator.get_state()
-    return bytes(state.numpy().tobytes())
-
-
-_GLOBAL: Final[list[tuple[str, Callable[[], object]]]] = [
-    *(("random", random.getstate), ("numpy.random", _of_numpy), ("torch", _of_torch)),
-]
-
-
-def _state(generator: Any) -> object:
-    """Return where a generator is; of one that has no state it is always the same."""
-    if isinstance(generator, torch.Generator):
-        return _of_torch(generator)
-    try:
-        return pickle.dumps(generator)
-    except (NotImplementedError, TypeError):  # a SystemRandom
-        return b""
+    def _states(self) -> dict[str, bytes]:
+        return {name: canonical_pickle(read()) for name, read in self._read.items()}

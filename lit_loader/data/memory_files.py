@@ -28,7 +28,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import logging
 import os
 import socket
 import struct
@@ -52,8 +51,6 @@ _WAITING: Final = 4096  # processes that may wait at once; more of them look aga
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 
 _PAUSE: Final = 0.001
-
-_log = logging.getLogger("lit_loader.node")
 
 _held: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -130,7 +127,7 @@ def lock(label: str, seconds: float) -> socket.socket:
     no such locks here (a sandbox), or another user has taken the name.
     """
     address = f"\0lit_loader/{os.geteuid()}/{label}"
-    deadline, noted = time.monotonic() + seconds, False
+    deadline = time.monotonic() + seconds
     while True:
         taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -157,9 +154,6 @@ def lock(label: str, seconds: float) -> socket.socket:
             holder, user, _ = _CREDENTIALS.unpack(data)
             if user != os.geteuid():
                 raise PermissionError(errno.EPERM, f"a process of user {user} has its name")
-            if not noted:
-                noted = True
-                _log.info("waiting for process %d, which makes what is shared", holder)
             try:
                 other.recv(1)
             except TimeoutError:

@@ -16,15 +16,14 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from lit_loader.core.options.checks import flag, is_dataset, is_list, refuse, whole_number
-from lit_loader.core.sampling.orders import CHUNK, EpochOrder, Indices
+from lit_loader.core.sampling.orders import EpochOrder, Indices
 from lit_loader.core.sampling.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.state_validation import damaged, is_count
 from lit_loader.data.by_length import summarise
-from lit_loader.data.weights import ALL_DRAWS, Changes, Timeline, Weights, named_changes, summary
+from lit_loader.data.weights import ALL_DRAWS, Changes, Timeline, Weights, named_changes
 from lit_loader.describe import public, short_repr
-from lit_loader.errors import OptionError, StateError
+from lit_loader.errors import OptionError
 
 __all__ = ["MixtureDataset", "MixtureSampler", "announce_epoch", "named_sources"]
 
@@ -167,10 +166,6 @@ def announce_epoch(datasets: Iterable[Any], epoch: int) -> None:
 class MixtureSampler(EpochOrder, Sampler[int]):
     """Draws from the sources of a `MixtureDataset` by weight, from each without replacement.
 
-    ::
-
-        DataLoader(mixture, 32, sampler=MixtureSampler(mixture, epoch_length=10_000, seed=1))
-
     A source that has been gone through begins again, in another order. What an epoch holds is a
     function of (lengths, weights, epoch_length, seed, epoch), and any place in it is reached at
     once; the loader shares it out to ranks and resumes it as it does its own orders. In a
@@ -186,6 +181,14 @@ class MixtureSampler(EpochOrder, Sampler[int]):
 
     Raises:
         OptionError: ``data_source`` is no `MixtureDataset`, or an option or a weight is refused.
+
+    Examples:
+        >>> from lit_loader import DataLoader, MixtureDataset, MixtureSampler
+        >>> sources = {"web": ["w0", "w1", "w2"], "books": ["b0"]}
+        >>> mixture = MixtureDataset(sources, weights={"web": 3, "books": 1})
+        >>> sampler = MixtureSampler(mixture, epoch_length=8, seed=1)
+        >>> [len(batch) for batch in DataLoader(mixture, 4, sampler=sampler)]
+        [4, 4]
     """
 
     def __init__(
@@ -203,7 +206,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         self.data_source, self.dataset_length = data_source, len(data_source)
         self.shuffle = flag("shuffle", shuffle)
         self.seed = whole_number("seed", seed)
-        self._draw_by(self._own_timeline(), data_source.lengths)
+        self._timeline = Timeline(data_source.names, data_source.changes, self.seed)
 
     def __len__(self) -> int:
         return self.epoch_length
@@ -215,87 +218,32 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         )
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:  # noqa: D102
-        # An epoch that no run comes to must not be beyond 64 bits.
-        first = epoch * self.epoch_length % ALL_DRAWS
+        first = self._first_draw(epoch)
         return lambda positions: self._draw(positions + first)
 
-    def counts(self, epoch: int) -> dict[str, int]:
-        """Return how often each source comes in an epoch; computes the whole epoch.
-
-        Args:
-            epoch: Epoch number.
-
-        Returns:
-            Samples of each source, by its name; together ``epoch_length``.
-        """
-        starts = np.array(self.data_source.starts)
-        total = np.zeros(len(self.data_source.names), np.int64)
-        for start in range(0, self.epoch_length, CHUNK):
-            drawn = np.searchsorted(starts, self.indices(epoch, start, start + CHUNK), "right") - 1
-            total += np.bincount(drawn, minlength=len(total))
-        return dict(zip(self.data_source.names, total.tolist(), strict=True))
-
     def state_fingerprint(self) -> Fingerprint:
-        """Name what the order depends on, besides the epoch; see `core/state/fingerprint.py`.
-
-        Weights are named as shares: 3 and 1 give the same order as 0.75 and 0.25.
-        """
+        """Name what the order depends on, besides the epoch; see `core/state/fingerprint.py`."""
         return {
             "seed": self.seed,
             "shuffle": self.shuffle,
             "epoch_length": self.epoch_length,
             "lengths": summarise(self.data_source.lengths),
-            "shares": summary(self.data_source.changes),
+            "shares": self._timeline.to_state()[0][1],
         }
 
-    def elastic(self, state: Any) -> frozenset[str]:  # noqa: D102
-        return frozenset(("sampler.shares", "sampler.lengths", "dataset_length"))
-
     def order_state(self) -> dict[str, Any]:
-        """Return which sources are drawn from by which weights, and the sources' lengths."""
-        return {**self._timeline.to_state(), "lengths": list(self._lengths)}
+        """Return by which weights sources are drawn from."""
+        return {"weights": self._timeline.to_state()}
 
     def place_in(self, state: Any, epoch: int, items: int) -> int:
-        """Check that the sources which were drawn from have the length that they had."""
-        timeline, lengths = self._of_state(state)
-        now = dict(zip(self.data_source.names, self.data_source.lengths, strict=True))
-        for name, length in zip(timeline.names, lengths, strict=True):
-            if now.get(name, length) != length:
-                raise StateError(
-                    f"the state is of a mixture whose source {name!r} has {length:,} samples, and "
-                    f"this one has {now[name]:,}. Resume with the source as it was, and add what "
-                    "is new as another source"
-                )
+        """Check that the draws up to a state were made by the weights that this mixture has."""
+        weights = state.get("weights") if isinstance(state, Mapping) else None
+        self._timeline.check(weights, self._first_draw(epoch) + items)
         return items
 
-    def go_on(self, state: Any, epoch: int, items: int) -> None:
-        """Draw from the state's place on by the weights that this mixture has."""
-        theirs, known = self._of_state(state)
-        draw = epoch * self.epoch_length % ALL_DRAWS + items
-        timeline = theirs.going_on(self._own_timeline(), draw)
-        now = dict(zip(self.data_source.names, self.data_source.lengths, strict=True))
-        self._draw_by(timeline, [*known, *(now[name] for name in timeline.names[len(known) :])])
-
-    def _own_timeline(self) -> Timeline:
-        return Timeline(self.data_source.names, self.data_source.changes, self.seed)
-
-    def _of_state(self, state: Any) -> tuple[Timeline, list[int]]:
-        """Read what `order_state` returned; a StateError if it is not that."""
-        timeline = Timeline.from_state("sampler['order']", state, self.seed)
-        lengths = state.get("lengths")
-        whole = is_list(lengths) and len(lengths) == len(timeline.names)
-        if not (whole and all(map(is_count, lengths))):
-            raise damaged("sampler['order'] must have the sources' lengths", lengths)
-        drawn = (number for number, length in enumerate(lengths) if not length)
-        if any(timeline.needs(number, 0) for number in drawn):
-            raise damaged("sampler['order'] must have samples in sources that are drawn", lengths)
-        return timeline, list(lengths)
-
-    def _draw_by(self, timeline: Timeline, lengths: list[int]) -> None:
-        # Sources are numbered as they came first to a run, and drawn from by these numbers.
-        self._timeline, self._lengths = timeline, lengths
-        places = {name: place for place, name in enumerate(self.data_source.names)}
-        self._places = [places.get(name) for name in timeline.names]
+    def _first_draw(self, epoch: int) -> int:
+        # An epoch that no run comes to must not be beyond 64 bits.
+        return epoch * self.epoch_length % ALL_DRAWS
 
     def _draw(self, draws: Indices) -> Indices:
         """Return the dataset indices of draws, counted from the first one of epoch 0."""
@@ -303,17 +251,11 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         result = np.empty_like(draws)
         for source in np.unique(sources).tolist():
             chosen = sources == source
-            length, place = self._lengths[source], self._places[source]
-            if place is None:
-                raise StateError(
-                    f"the mixture's source {self._timeline.names[source]!r} was drawn from here, "
-                    "and has been taken out since. Look at what came before with the sources that "
-                    "it was drawn from"
-                )
+            length = self.data_source.lengths[source]
             passes, places = np.divmod(counts[chosen], length)
             for number in np.unique(passes).tolist() if self.shuffle else ():
                 now = passes == number
                 seed = derive(self.seed, _WITHIN, source, number)
                 places[now] = Permutation(length, seed).at(places[now])
-            result[chosen] = places + self.data_source.starts[place]
+            result[chosen] = places + self.data_source.starts[source]
         return result

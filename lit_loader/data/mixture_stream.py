@@ -8,10 +8,8 @@
 Where weights count tokens, the source is that which has given the fewest for its weight.
 
 The state is the number of draws and each source's own state, where it has one. Once a source
-without a state has been begun, `lit_loader.DataLoader` reads all of them again instead.
-
-A state saved with other weights resumes with this mixture's, after the samples since the state have
-been replayed: the loader calls `adapt_state` with their number.
+without a state has been begun, `lit_loader.DataLoader` reads all of them again instead. Weights
+that are still to come may change when a run is resumed, and sources of no weight so far be added.
 """
 
 from __future__ import annotations
@@ -30,17 +28,12 @@ from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.state_validation import damaged, is_count
 from lit_loader.core.state.stateful import OpenStream, checked_parts
 from lit_loader.data.mixture import announce_epoch, named_sources
-from lit_loader.data.weights import Changes, Timeline, Weights, named_changes, summary
+from lit_loader.data.weights import Changes, Timeline, Weights, named_changes
 from lit_loader.describe import program_stacklevel, public, short_repr
-from lit_loader.errors import OptionError, StateError
+from lit_loader.errors import OptionError
 from lit_loader.streams.other_streams import open_stream
 
 __all__ = ["MixtureStream"]
-
-_WARNED: Final[set[str]] = set()  # of in this process
-
-_UNTIL: Final = "until"
-"""Key of a state that was adapted: the samples after which other weights count."""
 
 STRATEGIES: Final = ("first_exhausted", "all_exhausted_without_replacement", "repeat")
 
@@ -78,6 +71,17 @@ class MixtureStream(IterableDataset[Any]):
     Raises:
         OptionError: The weights or options are refused; "repeat" without ``epoch_length`` would
             never end; a source that has a state is there twice.
+
+    Examples:
+        >>> from lit_loader import DataLoader, MixtureStream
+        >>> sources = {"web": ["w0", "w1", "w2"], "books": ["b0"]}  # or iterable datasets
+        >>> mixture = MixtureStream(
+        ...     sources,
+        ...     weights={"web": 3, "books": 1},
+        ...     stopping_strategy="all_exhausted_without_replacement",
+        ... )
+        >>> list(DataLoader(mixture, batch_size=4))
+        [['w0', 'b0', 'w1', 'w2']]
     """
 
     state_is_that_of_sources: Final = True
@@ -111,7 +115,7 @@ class MixtureStream(IterableDataset[Any]):
             self.changes = named_changes(weights, self.names)
         self.weights = self.changes[0][1]
         # Made here, too, so that bad weights are refused before a worker has them.
-        Timeline(self.names, self.changes, seed)
+        self._shares = Timeline(self.names, self.changes, seed).to_state()[0][1]
         self.epoch_length, self.seed = epoch_length, seed
         self.stopping_strategy, self.tokens = stopping_strategy, tokens
 
@@ -136,31 +140,9 @@ class MixtureStream(IterableDataset[Any]):
             "seed": self.seed,
             "stopping_strategy": self.stopping_strategy,
             "epoch_length": self.epoch_length,
-            "shares": summary(self.changes),
+            "shares": self._shares,
             **({} if self.tokens is None else {"weights_of": "tokens"}),
         }
-
-    def elastic(self) -> frozenset[str]:
-        """Name the fields of its fingerprint in which a state may differ: see `adapt_state`."""
-        return frozenset({"shares"})
-
-    def adapt_state(self, state: Any, again: int) -> Any:
-        """Return an iterator's state, of other weights, such that it continues by these.
-
-        Args:
-            state: What the iterator's ``state_dict`` returned, in a mixture with other weights.
-            again: Samples that were yielded since, and are replayed first.
-
-        Raises:
-            StateError: It is something else, or was saved just after another change.
-        """
-        _, given, _, _ = _checked(state)
-        if _UNTIL in state:
-            raise StateError(
-                "the weights of a MixtureStream cannot change here: the state was saved just after "
-                "another change. Resume with its weights, and change them at a later checkpoint"
-            )
-        return {**state, _UNTIL: given + again}
 
 
 def _check_distinct(names: Sequence[str], datasets: Sequence[Any]) -> None:
@@ -185,83 +167,59 @@ class _Mixing(Iterator[Any]):
         before = index + (0 if length is None else reading().epoch * length)
         changes = {max(0, (draw - before + count - 1) // count): w for draw, w in stream.changes}
         seed = derive(stream.seed, reading().epoch, index)
-        self._own = Timeline(stream.names, [*changes.items()], seed)
-        self._datasets = dict(zip(stream.names, stream.datasets, strict=True))
+        self._timeline = Timeline(stream.names, [*changes.items()], seed)
         self._strategy, self._shards = stream.stopping_strategy, count
+        self._tokens = None if stream.tokens is None else _Tokens(stream.tokens)
         self._draws, self._given, self._ended = 0, 0, False
-        self._until: int | None = None  # samples, after which other weights count
-        self._measure = None if stream.tokens is None else _Measure(stream.tokens)
-        self._part, self._tokens = -1, list[int]()  # of each source, by the weights of that part
-        self._sources: list[_Source | None] = []
-        self._draw_by(self._own)
-
-    def _draw_by(self, timeline: Timeline) -> None:
-        """Draw by a timeline; its sources beyond those that are known have not been begun."""
-        self._timeline = timeline
-        for number, name in enumerate(timeline.names[len(self._sources) :], len(self._sources)):
-            dataset = self._datasets.get(name)
-            self._sources.append(None if dataset is None else _Source(dataset, number))
-
-    def _draw_by_own(self) -> None:
-        self._until = None
-        self._draw_by(self._timeline.going_on(self._own, self._draws))
+        self._sources = [*map(_Source, stream.names, stream.datasets, range(len(stream.names)))]
 
     def __next__(self) -> Any:
         while not self._ended and self._given < self._left:
-            if self._until is not None and self._given >= self._until:
-                self._draw_by_own()
-            number = self._next_source()
-            source = self._sources[number]
-            if source is None:
-                raise StateError(
-                    f"the mixture's source {self._timeline.names[number]!r} was drawn from shortly "
-                    "before the state was taken, and these samples are replayed. Resume with the "
-                    "source, with weight 0, and take it out at a later checkpoint"
-                )
+            source = self._next_source()
             if source.ended:
                 self._draws += 1
                 continue
             try:
                 sample = source.next()
             except StopIteration:
-                self._end_of(number, source)
+                self._end_of(source)
                 continue
             self._draws += 1
             self._given += 1
-            if self._measure is not None:
-                self._tokens[number] += self._measure(sample)
+            if self._tokens is not None:
+                source.tokens += self._tokens.of(sample)
             return sample
         raise StopIteration
 
-    def _next_source(self) -> int:
-        if self._measure is None:
-            return self._timeline.source(self._draws)
-        part = self._timeline.part(self._draws)
-        if self._part != part:
-            self._part, self._tokens = part, []
-        self._tokens += [0] * (len(self._sources) - len(self._tokens))
-        weighed = [
-            (tokens / weight, number)
-            for number, (tokens, weight) in enumerate(
-                zip(self._tokens, self._timeline.changes[part][1], strict=True)
-            )
-            if weight and not ((source := self._sources[number]) and source.ended)
-        ]
-        # None is left for these weights: as without tokens, a draw that yields nothing.
-        return min(weighed)[1] if weighed else self._timeline.source(self._draws)
+    def _next_source(self) -> _Source:
+        if self._tokens is not None:
+            if self._timeline.changes_at(self._draws):
+                for source in self._sources:
+                    source.tokens = 0
+            weighed = [
+                (source.tokens / share, source.number)
+                for source, share in zip(
+                    self._sources, self._timeline.shares(self._draws), strict=True
+                )
+                if share and not source.ended
+            ]
+            if weighed:
+                return self._sources[min(weighed)[1]]
+            # None is left for these weights: as without tokens, a draw that yields nothing.
+        return self._sources[self._timeline.source(self._draws)]
 
-    def _end_of(self, number: int, source: _Source) -> None:
+    def _end_of(self, source: _Source) -> None:
         """Do what is to be done where a source has no more samples."""
         # One that has no sample (an empty share, perhaps) would be iterated forever.
         if self._strategy == "repeat" and source.taken:
-            source.load([0, False, None])  # from its start
+            source.load([0, False, source.tokens, None])  # from its start
             return
         source.ended = True
         self._ended = self._strategy == "first_exhausted" or self._all_ended()
         # By "first_exhausted" a shard without a sample of it has no epoch at all.
         lost = self._strategy == "first_exhausted" and self._shards > 1 and not source.taken
         if self._strategy == "repeat" or lost:
-            self._warn_of_nothing(self._timeline.names[number])
+            self._warn_of_nothing(source.name)
 
     def _warn_of_nothing(self, name: str) -> None:
         """Warn of a source that is empty here: its weight is not kept, or the epoch ends."""
@@ -275,59 +233,49 @@ class _Mixing(Iterator[Any]):
         )
         if not self._ended:
             reading().warn(text)
-        elif self._shards == 1 or text not in _WARNED:  # no batch comes that could carry it
-            _WARNED.add(text)
+        else:  # no batch comes that could carry it
             warnings.warn(f"lit_loader: {text}", stacklevel=program_stacklevel())
 
     def _all_ended(self) -> bool:
         return not any(
-            self._timeline.needs(number, self._draws)
-            for number, source in enumerate(self._sources)
-            if source is None or not source.ended
+            self._timeline.needs(source.number, self._draws)
+            for source in self._sources
+            if not source.ended
         )
 
     @property
     def must_be_read_again(self) -> bool:
         """Whether a source has been begun that has no state."""
-        return any(source.must_be_read_again for source in self._sources if source)
+        return any(source.must_be_read_again for source in self._sources)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the draws, and the state of each source."""
-        untouched = [0, False, None]  # of a source that is not there any more
+        """Return the draws, the weights that they were made by, and the state of each source."""
         return {
             "draws": self._draws,
             "given": self._given,
             "ended": self._ended,
-            "sources": [source.state() if source else untouched for source in self._sources],
-            **self._timeline.to_state(),
-            **({} if self._measure is None else {"tokens": [self._part, [*self._tokens]]}),
-            **({} if self._until is None else {_UNTIL: self._until}),
+            "weights": self._timeline.to_state(),
+            "sources": {source.name: source.state() for source in self._sources},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was taken; a StateError if it is something else."""
         self._draws, self._given, self._ended, sources = _checked(state)
-        timeline = Timeline.from_state("mixture", state, self._own.seed)
-        if len(sources) != len(timeline.names):
-            raise damaged("sources must be those that are named", sources)
-        self._sources = []
-        self._draw_by(timeline)
-        for source, theirs in zip(self._sources, sources, strict=True):
-            if source is not None:
-                source.load(theirs)
-        self._part, self._tokens = _checked_tokens(state, len(sources))
-        self._until = state.get(_UNTIL)
-        if self._until is None:
-            self._draw_by_own()
+        self._timeline.check(state.get("weights"), self._draws)
+        for source in self._sources:
+            if source.name in sources:  # else it has been added since
+                source.load(sources[source.name])
         # Else it would be drawn on and on, and nothing found.
         self._ended = self._ended or self._all_ended()
 
 
-class _Measure:
+class _Tokens:
+    """Counts a sample's tokens."""
+
     def __init__(self, tokens: str | Callable[[Any], int]) -> None:
         self._tokens = tokens
 
-    def __call__(self, sample: Any) -> int:
+    def of(self, sample: Any) -> int:
         if not isinstance(self._tokens, str):
             found = self._tokens(sample)
         elif isinstance(sample, Mapping) and self._tokens in sample:
@@ -350,17 +298,18 @@ _KEY, _ROLE = "dataset", "source"
 class _Source:
     """One source of a stream: its iterator, opened at its first sample, and where that is."""
 
-    def __init__(self, dataset: Any, number: int) -> None:
-        self._dataset, self._number = dataset, number
+    def __init__(self, name: str, dataset: Any, number: int) -> None:
+        self.name, self.number, self._dataset = name, number, dataset
         self._opened: OpenStream | None = None
         self._loaded: Any = None  # its state, until it has yielded a sample from there
         self.taken, self.ended = 0, False
+        self.tokens = 0  # since weights have changed, where they count tokens
 
     def next(self) -> Any:
         """Return the next sample; StopIteration at the end."""
         if self._opened is None:
             # In whichever batch it begins: generators are as before the epoch's first sample.
-            with reading().beginning(self._number):
+            with reading().beginning(self.number):
                 self._opened = open_stream(self._dataset, _KEY, role=_ROLE)
                 sample = next(self._opened.iterator)
         else:
@@ -377,52 +326,40 @@ class _Source:
         return not self._opened.stateful
 
     def state(self) -> list[Any]:
-        """Return the samples taken, whether none is left, and the source's own state."""
+        """Return samples taken, whether none is left, tokens, and the source's own state."""
         own = self._loaded
         if own is None and self._opened is not None and not self.ended:
             own = self._opened.state()
-        return [self.taken, self.ended, own]
+        return [self.taken, self.ended, self.tokens, own]
 
     def load(self, state: Sequence[Any]) -> None:
         """Continue where `state` was called."""
-        self.taken, self.ended, self._loaded = state
+        self.taken, self.ended, self.tokens, self._loaded = state
         self._opened = None
         if self.taken and not self.ended:
             # Now, and not at its next sample: no batch draws from what it draws as it begins.
-            with reading().beginning(self._number):
+            with reading().beginning(self.number):
                 self._opened = open_stream(self._dataset, _KEY, self._loaded, role=_ROLE)
             if not self._loaded:
                 for _ in zip(range(self.taken), self._opened.iterator, strict=False):
                     pass
 
 
-def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]]]:
+def _checked(state: Any) -> tuple[int, int, bool, dict[str, list[Any]]]:
     """Return the draws, given, ended and sources of `_Mixing.state_dict`; or a StateError."""
     if not isinstance(state, Mapping):
         raise damaged("mixture must be a dict", state)
     draws, given, ended = (state.get(name) for name in ("draws", "given", "ended"))
     if not (is_count(draws) and is_count(given) and given <= draws and type(ended) is bool):
         raise damaged("draws, given and ended must be two numbers and a bool", [draws, given])
-    if not is_count(state.get(_UNTIL, 0)):
-        raise damaged("until must be a number of samples", state[_UNTIL])
     sources: Any = state.get("sources")
-    if not is_list(sources):
-        raise damaged("sources must be a list", sources)
-    parts = []
-    for number, part in enumerate(sources):
-        whole = is_list(part) and len(part) == 3 and type(part[1]) is bool
+    if not isinstance(sources, Mapping):
+        raise damaged("sources must be a dict", sources)
+    parts = {}
+    for name, part in sources.items():
+        whole = is_list(part) and len(part) == 4 and type(part[1]) is bool and is_count(part[2])
         # A sample that was given was taken from a source.
         if not (whole and is_count(part[0]) and part[0] <= given):
-            raise damaged(f"sources[{number}] must be [taken, ended, the source's state]", part)
-        parts.append([*part[:2], checked_parts(f"sources[{number}][2]", part[2], _KEY)])
+            raise damaged("sources must be [taken, ended, tokens, the source's state] each", part)
+        parts[name] = [*part[:3], checked_parts("sources' states", part[3], _KEY)]
     return draws, given, ended, parts
-
-
-def _checked_tokens(state: Mapping[str, Any], sources: int) -> tuple[int, list[int]]:
-    """Return the tokens of each source by the weights of a part; or a StateError."""
-    found = state.get("tokens", (-1, ()))
-    if is_list(found) and len(found) == 2 and type(found[0]) is int and is_list(found[1]):
-        part, tokens = found
-        if all(map(is_count, tokens)) and len(tokens) in (0, sources):
-            return part, [*tokens]
-    raise damaged("tokens must be those of each source", found)

@@ -39,10 +39,6 @@ _KEY: Final = "dataset"
 class PackedStream(IterableDataset[dict[str, Tensor]]):
     """Documents one after the other, cut into sequences of one length.
 
-    ::
-
-        DataLoader(PackedStream(documents, 2048), batch_size=8, num_shards=64)
-
     A sample is a dict of tensors of ``length`` tokens each, which `default_collate` stacks: the
     document's entries ("tokens", if a document is no mapping), ``position_ids`` (int64: the place
     in the document, from 0 where the sequence begins in its middle), and ``sequence_ids`` (int64:
@@ -65,6 +61,14 @@ class PackedStream(IterableDataset[dict[str, Tensor]]):
         ValueError: While it is iterated: a document has no tokens, entries of different lengths, or
             something that is no tensor.
         StateError: A state is of other documents.
+
+    Examples:
+        >>> from lit_loader import PackedStream
+        >>> documents = [[1, 2, 3], [4, 5]]  # an iterable dataset, in a program
+        >>> for sample in PackedStream(documents, length=2):
+        ...     print(sample["tokens"], sample["position_ids"])
+        tensor([1, 2]) tensor([0, 1])
+        tensor([3, 4]) tensor([0, 0])
     """
 
     state_is_that_of_sources: Final = True

@@ -1,8 +1,7 @@
 """`PackingBatchSampler` and `PackCollate`: several samples in one sequence, without padding.
 
-How many packs a window needs depends on what is in it, but every epoch has the same number of them:
-Lightning asks for the length once. It is that of epoch 0 and a few more. An epoch that needs fewer
-has some packs cut in two; one that needs more is packed in larger windows, which waste less.
+Packs are made once, and each epoch has them in another order. So all epochs have as many, of which
+Lightning asks the number once.
 """
 
 from __future__ import annotations
@@ -23,40 +22,27 @@ from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.data.by_length import BATCHES, ByTokens, halved, in_order
 from lit_loader.data.pad import PadCollate
 from lit_loader.describe import public
-from lit_loader.errors import LoaderError
 
 __all__ = ["PackCollate", "Packed", "PackingBatchSampler", "best_fit"]
-
-_MOST_TOKENS = 2**30
-"""What is left of a pack is counted in 32 bits."""
 
 _AT_ONCE = 262_144
 """Samples that are packed at once: about half a microsecond for each."""
 
 _PACKS_OF_A_WINDOW = 64
-"""A window's last pack is half empty: with so many packs that is less than a hundredth."""
+"""A window's last pack is half empty: with 64 packs that is less than a hundredth."""
 
 _SMALLEST, _LARGEST = 256, 16_384
 """Samples of a window that is not given; each costs as much time as the window has packs."""
-
-_SPREAD = 3.0
-"""Packs that an epoch may need more than another, for the square root of its windows: how empty a
-window's last pack is has a standard deviation of 0.29 packs, so this is ten of them."""
 
 
 @public
 class PackingBatchSampler(ByTokens):
     """Makes each batch a pack: samples that together have at most ``max_tokens`` tokens.
 
-    ::
-
-        batches = PackingBatchSampler(dataset.lengths, 8192, seed=1)
-        DataLoader(dataset, batch_sampler=batches, collate_fn=PackCollate())
-
     Within a window of the shuffled order each sample goes into the pack that it fills best, the
     longest sample first: packs are about 99 % full. What a pack holds is a function of (lengths,
-    options, seed, epoch), every sample comes once, and every epoch has as many packs. An epoch is
-    packed when it begins, in half a second for a million samples of text.
+    options, seed), and every sample comes once. Packs are made once, in half a second for a million
+    samples of text, and shuffled in each epoch.
 
     Args:
         lengths: Tokens of each sample, one whole number each; or a dataset with an attribute that
@@ -64,13 +50,12 @@ class PackingBatchSampler(ByTokens):
         max_tokens: Tokens of a pack at most.
         lengths_from: Name of the attribute in which a dataset has the lengths.
         window: Samples of the shuffled order that are packed together. More of them fill the packs
-            better and take longer. None: so many that they fill 64 packs.
+            better and take longer. None: enough to fill 64 packs.
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
-        shuffle: Shuffle samples and packs in each epoch; False: windows of the dataset's
-            order, the same in every epoch.
-        drop_last: Leave off the last packs that do not divide evenly among the ranks, and those
-            beyond the number that every epoch has; False: every sample comes once, and packs are
-            cut in two until their number is the same.
+        shuffle: Shuffle samples before they are packed, and the packs in each epoch; False: windows
+            of the dataset's order, the same in every epoch.
+        drop_last: Leave off the packs that do not divide evenly among the ranks; False: packs are
+            cut in two until their number does.
         too_long: What becomes of a sample of more than ``max_tokens`` tokens: "raise" an error,
             "skip" it, or count it as ``max_tokens`` long because the dataset will "truncate" it.
         num_replicas: Number of ranks; the number of packs is a multiple of it. None: the processes
@@ -82,6 +67,18 @@ class PackingBatchSampler(ByTokens):
 
     Raises:
         OptionError: An option is refused, or a sample is too long (a ValueError).
+
+    Examples:
+        >>> from lit_loader import DataLoader, PackCollate, PackingBatchSampler
+        >>> lengths = [5, 3, 4, 4, 2, 6]
+        >>> batches = PackingBatchSampler(lengths, 8, shuffle=False)
+        >>> [[lengths[index] for index in batch] for batch in batches]
+        [[2, 6], [5, 3], [4, 4]]
+        >>> import torch
+        >>> texts = [torch.zeros(length, dtype=torch.int64) for length in lengths]
+        >>> loader = DataLoader(texts, batch_sampler=batches, collate_fn=PackCollate())
+        >>> next(iter(loader)).values.shape
+        torch.Size([8])
     """
 
     @known_keywords
@@ -99,7 +96,7 @@ class PackingBatchSampler(ByTokens):
         num_replicas: int | None = None,
     ) -> None:
         super().__init__(
-            *(lengths, lengths_from, max_tokens, _MOST_TOKENS),
+            *(lengths, lengths_from, max_tokens),
             shuffle=shuffle,
             drop_last=drop_last,
             too_long=too_long,
@@ -113,31 +110,18 @@ class PackingBatchSampler(ByTokens):
 
     def __len__(self) -> int:
         """Return the number of packs, on all ranks together; the same in every epoch."""
-        return self._number
+        packs = len(self._packs[1]) - 1
+        return packs - packs % self.num_replicas if self.drop_last else packs
 
     def _shown(self) -> str:
         return f"{super()._shown()}, window={self.window}"
 
     def plan(self, epoch: int) -> tuple[Indices, Indices]:  # noqa: D102
-        most, window = self._number, self._window
-        samples, starts = self._packed(epoch, window)
-        while len(starts) - 1 > most and not self.drop_last:
-            if window >= len(samples):
-                raise LoaderError(
-                    f"epoch {epoch} needs {len(starts) - 1:,} packs, and a pass has {most:,}: "
-                    "give PackingBatchSampler a larger window"
-                )
-            window *= 2
-            samples, starts = self._packed(epoch, window)
-        if self.shuffle:
-            packs = len(starts) - 1
-            order = self.shuffled(epoch, packs, BATCHES).take(0, packs)
-            samples, starts = in_order(samples, starts, order)
-        starts = halved(starts, most, self._tokens[samples])[: most + 1]
-        return samples[: starts[-1]], starts
-
-    def _room(self, samples: Indices, starts: Indices) -> Indices:
-        return np.full(len(starts) - 1, self.max_tokens)
+        (samples, starts), number = self._packs, len(self)
+        if not self.shuffle:
+            return samples[: starts[number]], starts[: number + 1]
+        order = self.shuffled(epoch, len(starts) - 1, BATCHES).take(0, number)
+        return in_order(samples, starts, order)
 
     def state_fingerprint(self) -> Fingerprint:
         """Name what the packs depend on, besides the epoch and the number of ranks."""
@@ -145,30 +129,19 @@ class PackingBatchSampler(ByTokens):
 
     @functools.cached_property
     def _window(self) -> int:
-        """Samples of a window; a few windows are made one, which has as many packs each time."""
-        window = self.window
-        if window is None:
-            mean = max(1.0, float(self._tokens[self._kept].mean())) if len(self._kept) else 1.0
-            wanted = math.ceil(_PACKS_OF_A_WINDOW * self.max_tokens / mean)
-            window = min(max(wanted, _SMALLEST), _LARGEST)
-        few = 8 * window >= len(self._kept) <= _LARGEST
-        return max(1, len(self._kept)) if few else window
+        """Samples of a window."""
+        if self.window is not None:
+            return self.window
+        mean = max(1.0, float(self._tokens[self._kept].mean())) if len(self._kept) else 1.0
+        wanted = math.ceil(_PACKS_OF_A_WINDOW * self.max_tokens / mean)
+        return min(max(wanted, _SMALLEST), _LARGEST)
 
     @functools.cached_property
-    def _number(self) -> int:
-        packs, ranks = len(self._packed(0, self._window)[1]) - 1, self.num_replicas
-        windows = -(-len(self._kept) // self._window)
-        margin = math.ceil(_SPREAD * math.sqrt(windows)) if self.shuffle and windows > 1 else 0
-        if self.drop_last:
-            return max(0, packs - margin) // ranks * ranks
-        # Not more packs than samples: the loader's uneven_ranks decides.
-        return min(-(-(packs + margin) // ranks) * ranks, len(self._kept))
-
-    def _packed(self, epoch: int, window: int) -> tuple[Indices, Indices]:
-        """Pack an epoch, window by window: its samples, and where packs begin and end."""
-        samples, count = self._kept, len(self._kept)
+    def _packs(self) -> tuple[Indices, Indices]:
+        """The samples, pack after pack, and where packs begin and end, as `plan` has them."""
+        samples, count, window = self._kept, len(self._kept), self._window
         if self.shuffle:
-            samples = samples[self.shuffled(epoch, count).take(0, count)]
+            samples = samples[self.shuffled(0, count).take(0, count)]
         whole = count // window * window
         rows = max(1, _AT_ONCE // window)
         windows = samples[:whole].reshape(-1, window)
@@ -181,8 +154,13 @@ class PackingBatchSampler(ByTokens):
             packs.append((found + (first + np.cumsum(used) - used)[:, None]).ravel())
             first += int(used.sum())
         pack = np.concatenate(packs)
+        samples = samples[np.argsort(pack, kind="stable")]
         starts = np.concatenate([[0], np.cumsum(np.bincount(pack, minlength=first))])
-        return samples[np.argsort(pack, kind="stable")], starts
+        if self.drop_last:
+            return samples, starts
+        # Not more packs than samples: the loader's uneven_ranks decides.
+        wanted = min(-(-first // self.num_replicas) * self.num_replicas, count)
+        return samples, halved(starts, wanted, self._tokens[samples])
 
 
 def best_fit(lengths: Indices, room: int) -> tuple[Indices, Indices]:
@@ -257,14 +235,10 @@ class Packed(NamedTuple):
 class PackCollate(PadCollate):
     """Makes one `Packed` sequence of samples whose tensors differ in their first dimension.
 
-    ::
-
-        DataLoader(dataset, batch_sampler=PackingBatchSampler(dataset.lengths, 8192),
-                   collate_fn=PackCollate({"tokens": 0, "labels": -100}, pad_to_multiple_of=64))
-
-    Mappings, tuples, namedtuples and lists are gone through entry by entry, as by `PadCollate`.
-    Tensors and NumPy arrays of at least one dimension are packed, others are left to
-    `default_collate`. The packed entries of a sample have the same length.
+    Mappings, tuples, namedtuples and lists are packed entry by entry, as by `PadCollate`. Tensors
+    and NumPy arrays of at least one dimension are packed: (length, …) of each sample becomes
+    (sum of lengths, …), of the same dtype. `default_collate` makes the rest. The packed entries of
+    a sample have the same length.
 
     Args:
         padding_value: What padding at the end is filled with. A number: every tensor or array of at
@@ -274,6 +248,17 @@ class PackCollate(PadCollate):
 
     Raises:
         OptionError: An option is refused.
+
+    Examples:
+        >>> import torch
+        >>> from lit_loader import PackCollate
+        >>> packed = PackCollate()([torch.tensor([1, 2, 3]), torch.tensor([4])])
+        >>> packed.values
+        tensor([1, 2, 3, 4])
+        >>> packed.position_ids
+        tensor([0, 1, 2, 0])
+        >>> packed.cu_seqlens
+        tensor([0, 3, 4], dtype=torch.int32)
     """
 
     def __call__(self, samples: Sequence[Any]) -> Packed:

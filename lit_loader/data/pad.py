@@ -46,13 +46,9 @@ class Padded(NamedTuple):
 class PadCollate:
     """Makes a batch of samples whose tensors differ in their first dimension, the length.
 
-    ::
-
-        DataLoader(documents, 32, collate_fn=PadCollate({"tokens": 0, "labels": -100}))
-
-    Mappings, tuples, namedtuples and lists are gone through entry by entry. A tensor or NumPy array
-    to be padded becomes a `Padded`, also where all lengths happen to be equal. What is not to be
-    padded, and what has no dimension, is left to `default_collate`.
+    Mappings, tuples, namedtuples and lists are padded entry by entry. Tensors or NumPy arrays of
+    shape (length, …) become a `Padded`, even if all lengths are equal: ``values`` has the shape
+    (samples, longest length, …) and the same dtype. `default_collate` makes the rest.
 
     Args:
         padding_value: What is put after the data. A number: every tensor or array of at least one
@@ -62,6 +58,19 @@ class PadCollate:
 
     Raises:
         OptionError: An option is refused.
+
+    Examples:
+        >>> import torch
+        >>> from lit_loader import PadCollate
+        >>> batch = PadCollate()([torch.tensor([1, 2, 3]), torch.tensor([4])])
+        >>> batch.values
+        tensor([[1, 2, 3],
+                [4, 0, 0]])
+        >>> batch.lengths
+        tensor([3, 1])
+
+        A mapping pads the named entries, each with its own number:
+        ``PadCollate({"tokens": 0, "labels": -100})``.
     """
 
     @known_keywords

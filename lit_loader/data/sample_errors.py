@@ -18,13 +18,10 @@ from lit_loader.core.batch.timings import BatchLog
 from lit_loader.describe import PACKAGE, class_name, message_of, public, short_repr
 from lit_loader.errors import SampleErrorsError
 
-__all__ = ["KEPT_ERRORS", "NOT_REPLACED", "SampleError", "SampleErrorLog", "is_new"]
+__all__ = ["KEPT_ERRORS", "SampleError", "SampleErrorLog"]
 
 KEPT_ERRORS: Final = 100
 """Errors of an epoch that are logged (the first) and kept for the message (the last)."""
-
-NOT_REPLACED: Final = "no replacement found"
-"""The action for the samples of a batch for which nothing at all could be read."""
 
 _FRAMES: Final = 3
 _MESSAGE: Final = 300
@@ -44,7 +41,7 @@ class SampleError:
         message: The exception's message on one line, shortened.
         trace: The innermost lines of its traceback, innermost first, on one line.
         retries: How often it was retried before it was given up.
-        action: What was done: ``"skipped"``, ``"replaced by 17"`` or ``"no replacement found"``.
+        action: What was done: ``"skipped"`` or ``"replaced by 17"``.
     """
 
     index: Any
@@ -82,18 +79,8 @@ class SampleError:
         return f"{where}: {self.kind}: {self.message}{tried}; {self.action}; {self.trace}"
 
 
-def is_new(index: Any, seen: set[Any]) -> bool:
-    """Whether this is the first bad sample of that index, or has none; notes it in ``seen``."""
-    try:
-        new = index is None or index not in seen
-        seen.add(index)
-    except Exception:  # an index may be anything
-        return True
-    return new
-
-
 class SampleErrorLog:
-    """The bad samples of one epoch; each index counts once.
+    """The bad samples of one epoch.
 
     More than ``limit`` of them are an error; None tolerates any number. ``log`` counts those of all
     epochs.
@@ -101,7 +88,6 @@ class SampleErrorLog:
 
     def __init__(self, limit: int | None, log: BatchLog) -> None:
         self._limit, self._log = limit, log
-        self._seen: set[Any] = set()
         self._first: SampleError | None = None
         self._omitted = 0  # batches so far of which nothing was left
         self.count = self.retries = 0
@@ -113,12 +99,11 @@ class SampleErrorLog:
         Called in the order in which batches are yielded, so that the limit is passed at the same
         batch for any number of workers: a SampleErrorsError.
         """
-        errors = [error for error in made.errors if is_new(error.index, self._seen)]
-        self._log.counts["sample_errors"] += len(errors)
+        self._log.counts["sample_errors"] += len(made.errors)
         self._log.counts["sample_retries"] += made.retries
         self.retries += made.retries
         self._omitted += made.omitted
-        for error in errors:
+        for error in made.errors:
             self.count += 1
             self._first = self._first or error
             self._log.note("bad sample", str(error))
@@ -126,8 +111,8 @@ class SampleErrorLog:
                 _log.warning("bad sample in batch %d, %s", number, error)
             elif self.count == KEPT_ERRORS + 1:
                 _log.warning("further bad samples of this epoch are counted, and not logged")
-        self.errors.extend(errors)
-        if errors and self._limit is not None and self.count > self._limit:
+        self.errors.extend(made.errors)
+        if made.errors and self._limit is not None and self.count > self._limit:
             shown = "".join(f"\n  {error}" for error in self.errors)
             which = "" if self.count == len(self.errors) else f" (the last {len(self.errors)})"
             raise self._error(
@@ -135,22 +120,15 @@ class SampleErrorLog:
                 f"{self._limit}. Fix them, or raise max_sample_errors. They are{which} [LL211]:"
                 f"{shown}"
             )
-        if made.omitted and made.errors and made.errors[0].action == NOT_REPLACED:
-            raise self._failed(
-                f"no sample of batch {number} could be read, nor any that was drawn in its place",
-                made.errors[0],
-            )
 
     def end(self, epoch: int, delivered: int) -> SampleErrorsError | None:
         """Return an error if an epoch ends of which every batch was omitted."""
         if self._first is None or delivered > self._omitted:
             return None
-        return self._failed(f"no sample of epoch {epoch} could be read", self._first)
-
-    def _failed(self, what: str, first: SampleError) -> SampleErrorsError:
         return self._error(
-            f"{what} ({self.count:,} bad samples). Fix what they have in common, or set "
-            f"on_sample_error='raise' to see the traceback [LL211]. The first is {first}"
+            f"no sample of epoch {epoch} could be read ({self.count:,} bad samples). Fix what they "
+            "have in common, or set on_sample_error='raise' to see the traceback [LL211]. The "
+            f"first is {self._first}"
         )
 
     def _error(self, message: str) -> SampleErrorsError:

@@ -18,7 +18,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -83,6 +82,14 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
             very dataset.
         TransportError: The factory or the dataset cannot be pickled.
         LoaderError: Another process has not finished within ``timeout``.
+
+    Examples:
+        >>> from functools import partial
+        >>> import torch
+        >>> from lit_loader import shared_dataset
+        >>> dataset = shared_dataset(partial(torch.arange, 100_000), key="numbers, v1")
+        >>> dataset[3]
+        tensor(3)
     """
     if isinstance(factory, str) or not callable(factory) or is_dataset(factory):
         raise OptionError(
@@ -151,9 +158,9 @@ def _apart(thing: object) -> object:
 def _made(factory: Callable[[], Any], key: str) -> Any:
     """Call the factory, and see that what it makes does not depend on who calls it."""
     draws = Draws(factory)
-    marks = draws.mark()
+    before = draws.look()
     dataset = factory()
-    if (drawn := draws.drawn(marks)) is not None:
+    if (drawn := draws.drawn(before)) is not None:
         raise OptionError(
             f"the factory of shared_dataset({key!r}) draws from (or seeds) {drawn}, and all "
             "processes would have what the first one drew. Use a generator of its own, with a seed"
@@ -177,21 +184,17 @@ def _alone(factory: Callable[[], Any], key: str, why: str) -> Any:
 
 def _mapped(fd: int, factory: Callable[[], Any], key: str) -> Any:
     try:
-        size = os.fstat(fd).st_size
-        dataset = thaw(fd, held=True)
+        return thaw(fd, held=True)
     except Exception as error:  # whatever unpickling raises: a class that is not found here, say
         return _alone(
             factory, key, f"another one's cannot be read here ({type(error).__name__}: {error})"
         )
     finally:
         os.close(fd)
-    _log.info("%r is mapped: %.1f MB that another process has built", key, size / 1e6)
-    return dataset
 
 
 def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     """Build it, publish it, and map what was published, as all others do."""
-    began = time.monotonic()
     dataset: Any = _made(factory, key)
     frozen: Frozen | None = freeze(dataset, _PROCESSES, {"dataset": dataset})
     assert frozen is not None
@@ -220,8 +223,4 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     finally:
         if fd >= 0:
             os.close(fd)
-    _log.info(
-        "%r is built, in %.1f s: %.1f MB for all processes",
-        *(key, time.monotonic() - began, nbytes / 1e6),
-    )
     return dataset

@@ -3,7 +3,7 @@
 A forked worker shares its parent's objects only until it looks at them: reading a Python object
 counts a reference in it, which copies its page. So a dataset's list of a million small records ends
 up once in every worker. Here records lie pickled in one stretch of shared memory, and only the one
-that is asked for is made into an object.
+that is read is made into an object.
 """
 
 from __future__ import annotations
@@ -47,6 +47,12 @@ class SharedSequence(Sequence[T]):
     Raises:
         OSError: There is no memory (or, without memfd, no room in the temporary directory).
         Exception: A record cannot be pickled.
+
+    Examples:
+        >>> from lit_loader import SharedSequence
+        >>> files = SharedSequence(f"{number}.jpg" for number in range(1000))
+        >>> files[7], len(files)
+        ('7.jpg', 1000)
     """
 
     def __init__(self, records: Iterable[T]) -> None:

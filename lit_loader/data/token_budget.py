@@ -1,9 +1,10 @@
 """`TokenBudgetBatchSampler`: batches of samples of different lengths, bounded by their tokens.
 
 Samples are sorted into buckets of similar lengths, and cut into batches, once. In an epoch they
-change places within their buckets, and are dealt among the batches of a step. The cuts depend on
-the buckets alone: a batch takes as many samples as the longest of the bucket in which it begins
-allows. So every epoch has the same number of batches, of the same sizes, whatever is shuffled.
+change places within their buckets. Neighbouring batches, which cost about the same, are those of a
+step. The cuts depend on the buckets alone: a batch takes as many samples as the longest of the
+bucket in which it begins allows. So every epoch has the same number of batches, of the same sizes,
+whatever is shuffled.
 (Lightning asks for the length once: an epoch with more batches would be cut off there, and one with
 fewer would end without validation.) A bucket does not end in a small batch: its last one continues
 with samples of the next bucket, which are shorter.
@@ -19,7 +20,6 @@ import numpy.typing as npt
 
 from lit_loader.core.options.checks import known_keywords, number, or_none, positive, refuse
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.data.balance import deal
 from lit_loader.data.by_length import BATCHES, ByTokens, halved, in_order
 from lit_loader.describe import public
 from lit_loader.errors import OptionError
@@ -27,17 +27,11 @@ from lit_loader.errors import OptionError
 __all__ = ["TokenBudgetBatchSampler"]
 
 Numbers = npt.NDArray[np.int64]
-_AT_ONCE = 16_384  # samples that are dealt at once
-_MOST_TOKENS = 2**63  # they are counted in 64 bits
 
 
 @public
 class TokenBudgetBatchSampler(ByTokens):
     """Puts samples of similar length into batches of at most ``max_tokens`` padded tokens.
-
-    ::
-
-        DataLoader(dataset, batch_sampler=TokenBudgetBatchSampler(dataset.lengths, 8192))
 
     What a batch holds is a function of (lengths, options, seed, epoch). Ranks need no sampler of
     their own: the loader deals the batches out to them, ``num_replicas`` at a time.
@@ -64,10 +58,10 @@ class TokenBudgetBatchSampler(ByTokens):
         pad_to_multiple_of: What the ``collate_fn`` pads lengths to a multiple of; counted in.
         too_long: What becomes of a sample of more than ``max_tokens`` tokens: "raise" an error,
             "skip" it, or count it as ``max_tokens`` long because the dataset will "truncate" it.
-        num_replicas: Number of ranks. Batches are dealt so that the ranks' batches of one step have
-            similar token counts, with and without padding. The number of batches is a multiple of
-            it, if batches can be divided. None: the processes of ``torch.distributed``, 1 without.
-            To resume on another number of ranks, pass one that all of them divide.
+        num_replicas: Number of ranks. The ranks' batches of one step have samples of similar
+            lengths. The number of batches is a multiple of it, if batches can be divided. None: the
+            processes of ``torch.distributed``, 1 without. To resume on another number of ranks,
+            pass one that all of them divide.
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
 
     Attributes:
@@ -75,6 +69,13 @@ class TokenBudgetBatchSampler(ByTokens):
 
     Raises:
         OptionError: An option is refused, or a sample is too long (a ValueError).
+
+    Examples:
+        >>> from lit_loader import TokenBudgetBatchSampler
+        >>> lengths = [2, 9, 3, 8, 2, 9]
+        >>> batches = TokenBudgetBatchSampler(lengths, 18, shuffle=False)
+        >>> [[lengths[index] for index in batch] for batch in batches]
+        [[9, 9], [8, 3], [2, 2]]
     """
 
     @known_keywords
@@ -94,7 +95,7 @@ class TokenBudgetBatchSampler(ByTokens):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            *(lengths, lengths_from, max_tokens, _MOST_TOKENS),
+            *(lengths, lengths_from, max_tokens),
             shuffle=shuffle,
             drop_last=drop_last,
             too_long=too_long,
@@ -116,7 +117,6 @@ class TokenBudgetBatchSampler(ByTokens):
         self._longest_first: Numbers = kept[order]
         self._bucket, caps = self._buckets(self._tokens[self._longest_first])
         self._cuts = self._cut(self._bucket, caps)
-        self._alike = self._runs()
 
     def __len__(self) -> int:
         """Return the number of batches, on all ranks together; the same in every epoch."""
@@ -125,19 +125,15 @@ class TokenBudgetBatchSampler(ByTokens):
     def plan(self, epoch: int) -> tuple[Numbers, Numbers]:  # noqa: D102
         cuts, samples = self._cuts, self._longest_first
         if not self.shuffle:
-            return self._dealt(samples)[: cuts[-1]], cuts
+            return samples[: cuts[-1]], cuts
         ranks = self.shuffled(epoch, len(samples)).take(0, len(samples))
-        samples = self._dealt(samples[np.lexsort((ranks, self._bucket))])
+        samples = samples[np.lexsort((ranks, self._bucket))]
         # Batches of one step stay together. A rest, which only single samples leave, stays last.
         replicas, count = self.num_replicas, len(self)
         groups = self.shuffled(epoch, count // replicas, BATCHES).take(0, count // replicas)
         batches = (groups[:, None] * replicas + np.arange(replicas)).ravel()
         batches = np.concatenate([batches, np.arange(len(batches), count, dtype=np.int64)])
         return in_order(samples, cuts, batches)
-
-    def _room(self, samples: Numbers, starts: Numbers) -> Numbers:
-        longest = np.maximum.reduceat(self._tokens[samples], starts[:-1])
-        return longest * np.diff(starts)
 
     def state_fingerprint(self) -> Fingerprint:
         """Name what the batches depend on, besides the epoch and the number of ranks."""
@@ -190,33 +186,3 @@ class TokenBudgetBatchSampler(ByTokens):
         # With fewer samples than ranks the loader's uneven_ranks decides.
         wanted = -(-(len(cuts) - 1) // self.num_replicas) * self.num_replicas
         return halved(np.array(cuts, np.int64), wanted, self._tokens[self._longest_first])
-
-    def _runs(self) -> list[tuple[int, Numbers]]:
-        """Find what is dealt: batches in a row of one step that have as many samples.
-
-        All of them are within the budget of the first, which has the longest samples. Gives, for
-        each shape, the number of batches, and runs × places of their samples in the order that is
-        cut.
-        """
-        sizes = np.diff(self._cuts)
-        batches = np.arange(len(sizes))
-        first = np.ones(len(sizes), bool)
-        first[1:] = (sizes[1:] != sizes[:-1]) | (batches[1:] % self.num_replicas == 0)
-        begins = np.flatnonzero(first)
-        counts = np.diff(np.append(begins, len(sizes)))
-        shapes = np.stack([counts, sizes[begins]], axis=1)
-        found = []
-        for count, size in np.unique(shapes[(shapes > 1).all(axis=1)], axis=0).tolist():
-            starts = self._cuts[begins[(shapes == (count, size)).all(axis=1)]]
-            found.append((count, starts[:, None] + np.arange(count * size)))
-        return found
-
-    def _dealt(self, samples: Numbers) -> Numbers:
-        """Deal samples among batches of as many, so that each has its share of the long ones."""
-        dealt: Numbers = samples.copy()
-        for batches, runs in self._alike:
-            for places in np.array_split(runs, -(-runs.size // _AT_ONCE)):
-                ours = deal(self._tokens[samples[places]].astype(float), batches, fixed=1)
-                ours = ours.reshape(len(places), -1)
-                dealt[places] = samples[np.take_along_axis(places, ours, axis=1)]
-        return dealt

@@ -3,19 +3,19 @@
 A `Schedule` draws by weights, block by block. A `Timeline` has one from each draw on at which the
 weights change. What has been drawn of a source by then is counted on, so that none of its samples
 comes twice in a pass, whatever the weights were.
+
+A resumed run may change weights that are still to come, and no others: so a state needs no more
+than the number of draws, and the weights to compare.
 """
 
 from __future__ import annotations
 
 import bisect
-import contextlib
 import functools
 import itertools
 import math
 import numbers
-import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
@@ -25,12 +25,12 @@ from lit_loader.core.options.checks import is_list, plain, whole_number
 from lit_loader.core.sampling.orders import Indices
 from lit_loader.core.sampling.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
-from lit_loader.core.state.state_validation import damaged, is_count
+from lit_loader.core.state.state_validation import brief
 from lit_loader.data.by_length import summarise
 from lit_loader.describe import short_repr
-from lit_loader.errors import OptionError
+from lit_loader.errors import OptionError, StateError
 
-__all__ = ["ALL_DRAWS", "Changes", "Schedule", "Timeline", "Weights", "named_changes", "summary"]
+__all__ = ["ALL_DRAWS", "Changes", "Schedule", "Timeline", "Weights", "named_changes"]
 
 Weights = Mapping[str, float] | Sequence[float]
 
@@ -53,10 +53,8 @@ class Schedule:
     than one; within a block the order is random. OptionError: the weights are refused.
     """
 
-    def __init__(self, weights: Sequence[float], seed: int) -> None:
-        exact = exact_weights(weights)
-        total = sum(exact)
-        self.shares = [weight / total for weight in exact]
+    def __init__(self, weights: Sequence[Any], seed: int) -> None:
+        self.shares = shares_of(weights)
         least = min(share for share in self.shares if share)
         if least < _SMALLEST:
             raise OptionError(
@@ -100,7 +98,29 @@ class Schedule:
         return self._last[1]
 
 
-def named_weights(weights: Weights, names: Sequence[str]) -> list[float]:
+def named_changes(weights: Any, names: Sequence[str]) -> Changes:
+    """Return weights with the draws from which on they count; OptionError if they are refused."""
+    pairs: Any = is_list(weights) and [
+        entry
+        for entry in weights
+        if is_list(entry) and len(entry) == 2 and hasattr(entry[1], "__len__")
+    ]
+    if not pairs or len(pairs) != len(weights):
+        pairs = [(0, weights)]
+    changes: Changes = []
+    for draw, each in pairs:
+        draw = whole_number("weights' draw", draw, low=0, below=ALL_DRAWS)
+        if draw <= changes[-1][0] if changes else draw:
+            raise OptionError(
+                "weights that change must begin at draw 0, and their draws must rise, got draws "
+                f"{short_repr([draw for draw, _ in pairs])}"
+            )
+        changes.append((draw, _named(each, names)))
+        shares_of(changes[-1][1])
+    return changes
+
+
+def _named(weights: Any, names: Sequence[str]) -> list[Any]:
     """Return each source's weight; OptionError where weights and sources do not fit."""
     if isinstance(weights, Mapping):
         if set(weights) == set(names):
@@ -113,80 +133,36 @@ def named_weights(weights: Weights, names: Sequence[str]) -> list[float]:
     )
 
 
-def exact_weights(weights: Sequence[Any]) -> list[Fraction]:
-    """Return weights without rounding; OptionError where they are not weights."""
-    numeric = all(isinstance(weight, (numbers.Real, Decimal)) for weight in weights)
-    if (
-        not numeric
-        or not all(0 <= weight < math.inf for weight in weights)
-        or not any(weight > 0 for weight in weights)
-    ):
+def shares_of(weights: Sequence[Any]) -> list[Fraction]:
+    """Return each source's share, without rounding; OptionError where they are not weights."""
+    exact: list[Fraction] = []
+    if all(isinstance(weight, numbers.Number) for weight in weights):
+        try:
+            exact = [Fraction(plain(weight)) for weight in weights]
+        except (TypeError, ValueError, OverflowError):  # complex, NaN or infinite
+            exact = []
+    if not any(exact) or min(exact) < 0:
         raise OptionError(
             "weights must be finite numbers of at least 0, and at least one of them above 0, got "
             f"weights={list(weights)!r}"
         )
-    # Fraction knows float alone of the inexact kinds, and keeps NumPy's integers, which overflow.
-    known = (numbers.Rational, Decimal)
-    exact = (plain(weight) for weight in weights)
-    return [Fraction(weight if isinstance(weight, known) else float(weight)) for weight in exact]
-
-
-def named_changes(weights: Any, names: Sequence[str]) -> Changes:
-    """Return weights with the draws from which on they count; OptionError if they are refused."""
-    timed = is_list(weights) and [
-        entry for entry in weights if is_list(entry) and len(entry) == 2 and not is_number(entry[1])
-    ]
-    if not timed or len(timed) != len(weights):
-        changes = [(0, named_weights(weights, names))]
-    else:
-        changes = [
-            (
-                whole_number("weights' draw", draw, low=0, below=ALL_DRAWS),
-                named_weights(each, names),
-            )
-            for draw, each in timed
-        ]
-        draws = [draw for draw, _ in changes]
-        if draws[0] != 0 or draws != sorted({*draws}):
-            raise OptionError(
-                "weights that change must begin at draw 0, and their draws must rise, got draws "
-                f"{short_repr(draws)}"
-            )
-    for _, each in changes:
-        exact_weights(each)
-    return changes
-
-
-def is_number(value: Any) -> bool:
-    """Whether this is one weight, and not the weights of all sources."""
-    return isinstance(plain(value), (numbers.Real, Decimal))
-
-
-def summary(changes: Changes) -> str:
-    """Name weights in a state, as shares: 3 and 1 give the same order as 0.75 and 0.25."""
-    if len(changes) == 1:
-        return summarise(shares_of(changes[0][1]))
-    return summarise([f"from {draw}: {summarise(shares_of(each))}" for draw, each in changes])
-
-
-def shares_of(weights: Sequence[Any]) -> list[Fraction]:
-    """Return each source's exact share."""
-    exact = exact_weights(weights)
     return [weight / sum(exact) for weight in exact]
 
 
 class Timeline:
     """Which source each draw of an endless sequence comes from, where weights change.
 
-    It is what a state has of a mixture: the names of the sources that a run has drawn from so far,
-    and by which shares. Sources are numbered, and stay so when others are added or taken out; those
-    that are not there any more have the weight 0 by then. OptionError: weights are refused.
+    OptionError: weights are refused.
     """
 
     def __init__(self, names: Sequence[str], changes: Changes, seed: int) -> None:
-        self.names, self.seed = list(names), seed
-        self.changes = [(draw, shares_of(weights)) for draw, weights in changes]
-        self._starts = [draw for draw, _ in changes]
+        shares = [(draw, shares_of(weights)) for draw, weights in changes]
+        self.changes = shares[:1]
+        for change in shares[1:]:
+            if change[1] != self.changes[-1][1]:
+                self.changes.append(change)
+        self._names = names
+        self._starts = [draw for draw, _ in self.changes]
         # The first one's seed is that of weights that never change.
         self._schedules = [
             _schedule(tuple(shares), derive(seed, draw) if draw else seed)
@@ -213,77 +189,56 @@ class Timeline:
                 counts[chosen] = block_counts[within[chosen]] + before[sources[chosen]]
         return sources, counts
 
-    def part(self, draw: int) -> int:
-        """Return the number of the change whose weights count at a draw."""
-        return bisect.bisect_right(self._starts, draw) - 1
-
     def source(self, draw: int) -> int:
         """Return the source of one draw."""
-        part = self.part(draw)
+        part = self._part(draw)
         schedule = self._schedules[part]
         block, within = divmod(draw - self._starts[part], schedule.block)
         return int(schedule.at(block)[0][within])
 
+    def shares(self, draw: int) -> list[Fraction]:
+        """Return the shares that count at a draw."""
+        return self.changes[self._part(draw)][1]
+
+    def changes_at(self, draw: int) -> bool:
+        """Whether other weights count from this draw on."""
+        return draw in self._starts
+
     def needs(self, number: int, draw: int) -> bool:
         """Whether a source may be drawn from at a draw, or after it."""
-        return any(shares[number] for _, shares in self.changes[self.part(draw) :])
+        return any(shares[number] for _, shares in self.changes[self._part(draw) :])
 
-    def going_on(self, now: Timeline, draw: int) -> Timeline:
-        """Return this timeline up to a draw, and ``now`` from there on."""
-        names = [*self.names, *(name for name in now.names if name not in self.names)]
-        changes = [
-            (at, _placed(shares, self.names, names)) for at, shares in self.changes if at < draw
+    def to_state(self) -> list[tuple[int, str]]:
+        """Return from which draw on sources have which shares, those of 0 left out.
+
+        3 and 1 give the same shares as 0.75 and 0.25.
+        """
+        state = []
+        for draw, shares in self.changes:
+            named = zip(self._names, shares, strict=True)
+            state.append((draw, summarise([f"{name}={share}" for name, share in named if share])))
+        return state
+
+    def check(self, state: Any, draw: int) -> None:
+        """Compare the weights of all draws before this one; a StateError if they were others.
+
+        ``state`` is what `to_state` returned, or anything else.
+        """
+        theirs = [
+            (entry[0], entry[1])
+            for entry in (state if is_list(state) else ())
+            if is_list(entry) and [*map(type, entry)] == [int, str] and entry[0] < draw
         ]
-        for at, shares in now.changes[now.part(draw) :]:
-            placed = _placed(shares, now.names, names)
-            if at >= draw or not changes or changes[-1][1] != placed:
-                changes.append((max(at, draw), placed))
-        return Timeline(names, changes, self.seed)
+        if theirs != [entry for entry in self.to_state() if entry[0] < draw]:
+            raise StateError(
+                f"the state was taken after {draw} draws by other weights: {brief(state)}. "
+                "Keep the weights of past draws, and let others begin at a later one, as in "
+                "weights=[(0, {'web': 3, 'books': 1}), (5000, {'web': 1, 'books': 1})]"
+            )
 
-    def to_state(self) -> dict[str, Any]:
-        """Return it as primitives."""
-        shares = [[draw, [*map(str, each)]] for draw, each in self.changes]
-        return {"names": list(self.names), "shares": shares}
-
-    @classmethod
-    def from_state(cls, place: str, state: Any, seed: int) -> Timeline:
-        """Read what `to_state` returned; a StateError, which names the place, if it is not that."""
-        known: Mapping[str, Any] = state if isinstance(state, Mapping) else {}
-        names: Any = known.get("names")
-        changes: Any = known.get("shares")
-        if (
-            is_list(names)
-            and all(type(name) is str for name in names)
-            and 0 < len(names) == len({*names})
-            and is_list(changes)
-            and all(_is_change(each, len(names)) for each in changes)
-        ):
-            draws = [draw for draw, _ in changes]
-            if draws[:1] == [0] and draws == sorted({*draws}):
-                with contextlib.suppress(OptionError):
-                    exact: Changes = [(draw, [*map(Fraction, each)]) for draw, each in changes]
-                    return cls(names, exact, seed)
-        raise damaged(f"{place} must have names, and from which draw on which shares count", state)
+    def _part(self, draw: int) -> int:
+        return bisect.bisect_right(self._starts, draw) - 1
 
 
-# Each resume makes those of all changes again, and each state is looked at twice.
+# Each worker makes those of all changes again.
 _schedule = functools.lru_cache(maxsize=64)(Schedule)
-
-_FRACTION = re.compile(r"\d{1,1200}(/[1-9]\d{0,1199})?")
-
-
-def _is_change(entry: Any, sources: int) -> bool:
-    """Whether this is [draw, a share of each source]."""
-    if not (is_list(entry) and len(entry) == 2 and is_count(entry[0], ALL_DRAWS)):
-        return False
-    shares = entry[1]
-    return (
-        is_list(shares)
-        and len(shares) == sources
-        and all(type(each) is str and bool(_FRACTION.fullmatch(each)) for each in shares)
-    )
-
-
-def _placed(shares: Sequence[Any], of: Sequence[str], names: Sequence[str]) -> list[Any]:
-    known = dict(zip(of, shares, strict=True))
-    return [known.get(name, Fraction(0)) for name in names]

@@ -54,7 +54,7 @@ class Stall:
         self._used = {worker: _use(process.pid) for worker, process in processes}
 
     def tell(self, pool: Any, seconds: float) -> None:
-        """Warn that nothing has come for so many ``seconds``."""
+        """Warn that nothing has come for ``seconds``."""
         try:
             rows = pool.awaited_workers(every=True)
             slow = _slow(rows.values(), self._began)
@@ -91,7 +91,7 @@ class ThreadStall:
         self._used = {each.number: _use(_task(each)) for each in workers}
 
     def tell(self, workers: list[Any], seconds: float) -> None:
-        """Warn that nothing has come for so many ``seconds``."""
+        """Warn that nothing has come for ``seconds``."""
         rows = [(each, each.row) for each in workers]
         slow = _slow((row for _, row in rows), self._began)
         lines = []

@@ -18,7 +18,6 @@ itself.
 from __future__ import annotations
 
 import functools
-import inspect
 import weakref
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +43,6 @@ from lit_loader.core.options.checks import (
     is_dataset,
     is_list,
     known_keywords,
-    known_options,
 )
 from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig, check_option
 from lit_loader.data.shared_dataset import shared, shared_dataset
@@ -105,12 +103,6 @@ class LoaderHook:
 
     def __get__(self, module: Any, owner: type) -> Any:
         return self if module is None else module._lit_hook(self._name)
-
-    def __set__(self, module: Any, value: Any) -> None:
-        vars(module)[self._name] = value
-
-    def __delete__(self, module: Any) -> None:
-        del vars(module)[self._name]
 
 
 class KeepsLoaders(_Base):  # type: ignore[misc]
@@ -257,9 +249,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         batch_size: Short for this option of ``loader``, which it overrides. None keeps it.
         num_workers: The same.
         pin_memory: The same.
-        loaders: Options of single loaders of a split with several datasets, which override those of
-            the split: split to the dataset's key, or position, to a mapping, such as
-            ``{"val": {"noisy": {"batch_size": 8}}}``.
 
     Attributes:
         splits: The splits that a subclass's `make_dataset` can make; a class attribute.
@@ -268,6 +257,14 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
     Raises:
         OptionError: A split or option is unknown or refused.
+
+    Examples:
+        >>> from lit_loader import LoaderDataModule
+        >>> datasets = {"train": range(8), "val": range(4)}
+        >>> data = LoaderDataModule(datasets, loader={"batch_size": 2}, train={"shuffle": True})
+        >>> data.setup("fit")  # the Trainer calls this
+        >>> [batch.tolist() for batch in data.val_dataloader()]
+        [[0, 1], [2, 3]]
     """
 
     splits: Sequence[str] = SPLITS
@@ -286,7 +283,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         batch_size: int | None = None,
         num_workers: int | Literal["auto"] | None = None,
         pin_memory: bool | None = None,
-        loaders: Mapping[str, Mapping[Any, Mapping[str, Any]]] | None = None,
     ) -> None:
         super().__init__()
         self._lit_loaders = Loaders()
@@ -306,23 +302,17 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             _check_source(split, source, self.shared_key is not None)
         short = {"batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory}
         short = {name: check_option(name, x) for name, x in short.items() if x is not None}
+        common = _laid_over(_options("loader", loader), short)
         given = {"train": train, "val": val, "test": test, "predict": predict}
-        loader = _where_workers_are(loader, short, given)
-        common = _config("loader", loader, LoaderConfig(), short)
         self.datasets: dict[str, DatasetSource] = dict(datasets)
         self.configs = {name: _config(name, given[name], common) for name in SPLITS}
-        self._single = _single_loaders(loaders or {}, self.configs)
-        for split, source in self.datasets.items():
-            if _is_several(source):  # else a factory may make several
-                self._check_names(split, source)
-        self._told_batch_size = False
         # Primitives alone: a callable or a dataset among them would make a checkpoint that
         # torch.load(weights_only=True) refuses. A Namespace, because Lightning compares a mapping
         # with each argument of this constructor, and comparing datasets may fail.
         self.save_hyperparameters(
             Namespace(
                 loader=_primitives(common),
-                **{name: _primitives(self.configs[name]) for name in self.given_splits},
+                **{name: _primitives(vars(self.configs[name])) for name in self.given_splits},
             )
         )
 
@@ -350,8 +340,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             batch_size: Samples in a batch, in every split.
             num_workers: Worker processes of each loader.
             **options: Options of `LoaderConfig`, for every split (``shuffle`` for the training
-                split alone); everything else is passed to the constructor. A constructor that a
-                subclass has given other arguments gets those of all these that it names.
+                split alone); everything else is passed to the constructor.
 
         Raises:
             OptionError: An option, or a combination of options, is refused.
@@ -359,34 +348,18 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         evaluated = map(_one_by_one, (val_dataset, test_dataset, predict_dataset))
         splits = zip(SPLITS, (train_dataset, *evaluated), strict=True)
         datasets: dict[str, Any] = {name: one for name, one in splits if one is not None}
-        order, train = options.pop("shuffle", None), options.get("train") or {}
-        if isinstance(train, LoaderConfig):
-            train = train.as_kwargs()
+        order, train = options.pop("shuffle", None), _options("train", options.pop("train", None))
         loader: dict[str, Any] = {
             "batch_size": batch_size,
             "num_workers": num_workers,
             "pin_memory": torch.accelerator.is_available(),
         }
         loader |= {n: options.pop(n) for n in [*options] if n in _OPTIONS}
+        common = _laid_over(_options("loader", options.pop("loader", None)), loader)
         if order is None and "train" in datasets and False in _are_streams(train_dataset):
-            order = all({**loader, **train}.get(n) is None for n in ("sampler", "batch_sampler"))
+            order = all({**common, **train}.get(n) is None for n in ("sampler", "batch_sampler"))
         train = {"shuffle": order, **train}
-        taken = inspect.signature(cls.__init__).parameters
-        open_to_any = any(each.kind is each.VAR_KEYWORD for each in taken.values())
-        if not open_to_any:
-            known_options(options, [*_OPTIONS, *taken])
-        if open_to_any or "datasets" in taken:
-            common = _config("loader", options.pop("loader", None), LoaderConfig(), loader)
-            made = cls(**{**options, "datasets": datasets, "loader": common, "train": train})
-        else:
-            made = cls(**options, **{name: x for name, x in loader.items() if name in taken})
-            made.datasets.update(datasets)
-            made.configs = {name: each.merged(**loader) for name, each in made.configs.items()}
-            made.configs["train"] = made.configs["train"].merged(**train)
-        for split in datasets:
-            if f"{split}_dataloader" in cls._own_hooks():
-                setattr(made, f"{split}_dataloader", functools.partial(_loaders_of, made, split))
-        return made
+        return cls(**{**options, "datasets": datasets, "loader": common, "train": train})
 
     @staticmethod
     def from_datamodule(
@@ -503,40 +476,22 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """Returns what a factory or `make_dataset` has made, if it is a dataset."""
         if is_dataset(made):
             return made
-        if split in self.datasets:
-            raise OptionError(
-                f"datasets[{split!r}] factory must make a dataset, got {type(made).__name__}"
-            )
+        what = f"datasets[{split!r}]" if split in self.datasets else f"make_dataset({split!r})"
         raise OptionError(
-            f"make_dataset({split!r}) must return a dataset, got {type(made).__name__}: where "
-            f"there is none, leave {split!r} out of the class attribute splits"
+            f"{what} must make a dataset, got {type(made).__name__}: where there is none, leave "
+            f"{split!r} out of datasets, or of the class attribute splits"
         )
 
     def _lit_hook(self, name: str) -> Callable[[], Any]:
-        if name in vars(self):  # somebody has put it there
-            return vars(self)[name]  # type: ignore[no-any-return]
         split = name.removesuffix("_dataloader")
         if split not in self.given_splits:
             raise AttributeError(str(self._missing_split(split)))
-        return functools.partial(_loaders_of, self, split)
+        return functools.partial(self._loaders_of, split)
 
-    def _make_loaders(self, split: str, source: Any) -> Any:
-        """A split's loader, or those of its several datasets, each with its own options."""
-        single, names = self._single.get(split, {}), self._check_names(split, source)
-        in_turn = iter([single.get(name, {}) for name in names] or [{}])
-        made = _each(source, lambda one: self.make_loader(split, one, **next(in_turn, {})))
+    def _loaders_of(self, split: str) -> Any:
+        """The loader of a split; where it has several datasets, as many loaders."""
+        made = _each(self.dataset(split), lambda one: self.make_loader(split, one))
         return [*made] if isinstance(made, _Several) else made
-
-    def _check_names(self, split: str, source: Any) -> list[str]:
-        """The names of a split's datasets; OptionError: `loaders` has another one."""
-        names = [*map(str, _names(source))]
-        for name in self._single.get(split, {}):
-            if name not in names:
-                raise OptionError(
-                    f"loaders: the {split!r} split has no dataset {name!r} among several: given "
-                    f"are {_listed(names)}"
-                )
-        return names
 
     def make_loader(
         self, split: str, dataset: Dataset[Any] | None = None, **options: Any
@@ -560,13 +515,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         config = self.configs[split].merged(**options)
         if config.shuffle and _are_streams(dataset) < _are_streams(self.datasets.get(split)):
             config = config.merged(shuffle=not isinstance(dataset, IterableDataset))
-        if config.batch_size == 1 and config.batch_sampler is None and not self._told_batch_size:
-            self._told_batch_size = True
-            rank_zero_info(
-                f"lit_loader: batch_size is 1 for the {split} split, which is the default: each "
-                "batch holds one sample. If you want more, set batch_size of the data module "
-                "(Hydra: data.batch_size=64)"
-            )
         return self._lit_make(split, dataset, config, self.device_prefetch)
 
     @property
@@ -588,11 +536,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             for split in self.given_splits
         )
         return f"{type(self).__name__}({'; '.join(splits)})"
-
-
-def _loaders_of(module: LoaderDataModule, split: str) -> Any:
-    """The loader of a split; where it has several datasets, as many loaders."""
-    return module._make_loaders(split, module.dataset(split))
 
 
 class _Several(list[Any]):
@@ -622,13 +565,6 @@ def _one_by_one(source: Any) -> Any:
     if not several or _is_several(source):
         return source
     return _Several(source)
-
-
-def _names(source: Any) -> Sequence[Any]:
-    """Keys, or positions, of several datasets; of a single one none."""
-    if not _is_several(source):
-        return ()
-    return [*source] if isinstance(source, Mapping) else range(len(source))
 
 
 def _each(source: Any, function: Callable[[Any], Any]) -> Any:
@@ -694,83 +630,41 @@ def _listed(names: Any) -> str:
     return ", ".join(map(repr, names)) or "none"
 
 
-def _config(
-    name: str, options: Options | None, common: LoaderConfig, short: Mapping[str, Any] = _NOTHING
-) -> LoaderConfig:
-    """The options of `name`, and their short forms, laid over the common ones.
-
-    They are checked together. As in Hydra, those for workers give way where ``num_workers=0`` is
-    laid over them. Refusals say whose options they are.
-    """
-    if isinstance(options, LoaderConfig):
-        common, options = options, None
-    if not isinstance(options, Mapping | None):
+def _options(name: str, given: Options | None) -> dict[str, Any]:
+    """Return options as a new dict; an OptionError, in the name of an argument, if it is none."""
+    if isinstance(given, LoaderConfig):
+        return given.as_kwargs()
+    if not isinstance(given, Mapping | None):
         raise OptionError(
-            f"{name} must be a mapping of options or a LoaderConfig, got {type(options).__name__}"
+            f"{name} must be a mapping of options or a LoaderConfig, got {type(given).__name__}"
         )
-    _check_instantiated(name, options)
-    options = {**(options or {}), **short}
+    _check_instantiated(name, given)
+    return dict(given or {})
+
+
+def _laid_over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay options over others, of which those for workers give way to ``num_workers=0``."""
+    if own.get("num_workers") == 0:
+        common = {name: value for name, value in common.items() if name not in FOR_WORKERS}
+    return {**common, **own}
+
+
+def _config(name: str, own: Options | None, common: Mapping[str, Any]) -> LoaderConfig:
+    """Return the options of a split, over the common ones; a refusal says whose they are."""
+    if isinstance(own, LoaderConfig):
+        return own
+    own = _options(name, own)
     try:
-        if options.get("num_workers") == 0 and ("num_workers" in short or not _of_workers(options)):
-            return LoaderConfig.from_options(**{**common.as_kwargs(), **options})
-        return common.merged(**options) if options else common
+        return LoaderConfig().merged(**_laid_over(common, own))
     except OptionError as error:
         raise OptionError(f"{name}: {error.text}") from None
 
 
-def _where_workers_are(
-    loader: Options | None, short: Mapping[str, Any], given: dict[str, Options | None]
-) -> Options | None:
-    """Hand options for workers on to the splits that have some, where the common options have none.
-
-    An OptionError: the common options reach no split.
-    """
-    if not isinstance(loader, Mapping):
-        return loader
-    if loader and all(isinstance(own, LoaderConfig) for own in given.values()):
-        name = next(iter(loader))
-        raise OptionError(
-            f"loader={{{name!r}: ...}} reaches no split, for each has a LoaderConfig of its own: "
-            f"set it there; in Hydra loader.{name}= is for "
-            "every split"
-        )
-    with_workers = {
-        split: own
-        for split, own in given.items()
-        if isinstance(own, Mapping) and own.get("num_workers")
-    }
-    if not with_workers or {**loader, **short}.get("num_workers"):
-        return loader
-    handed_on = {name: loader[name] for name in FOR_WORKERS if name in loader}
-    given.update({split: {**handed_on, **own} for split, own in with_workers.items()})
-    return {name: value for name, value in loader.items() if name not in handed_on}
-
-
-def _of_workers(options: Mapping[str, Any]) -> bool:
-    """Whether options that mean nothing without workers are among these."""
-    return any(options.get(name) for name in FOR_WORKERS)
-
-
-def _single_loaders(
-    given: Mapping[str, Any], configs: Mapping[str, LoaderConfig]
-) -> dict[str, dict[str, Any]]:
-    """Check the options of single loaders; split to the dataset's name to options."""
-    checked: dict[str, dict[str, Any]] = {}
-    for split, members in given.items():
-        if split not in SPLITS:
-            raise OptionError(f"loaders has an unknown split {split!r}: use {_listed(SPLITS)}")
-        for name, options in members.items():
-            _config(f"loaders[{split!r}][{name!r}]", options, configs[split])
-            # By its text: on Hydra's command line a position is one.
-            checked.setdefault(split, {})[str(name)] = dict(options)
-    return checked
-
-
-def _primitives(config: LoaderConfig) -> dict[str, Any]:
+def _primitives(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are numbers, strings, booleans or None: what a checkpoint may hold."""
     return {
         name: value
-        for name, value in config.as_kwargs().items()
+        for name, value in options.items()
         if value is None or isinstance(value, (bool, int, float, str))
     }
 
@@ -861,7 +755,7 @@ def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
         # choice; without them none of these means anything.
         options = {key: value for key, value in options.items() if key not in FOR_WORKERS}
     elif overrides.get("num_workers") == "auto" and loader.prefetch_factor == 2:
-        del options["prefetch_factor"]  # torch's default, likewise
+        del options["prefetch_factor"]  # torch's default, too
     try:
         config = LoaderConfig().merged(**{**options, **overrides})
         return module._lit_make(name.removesuffix("_dataloader"), loader.dataset, config)

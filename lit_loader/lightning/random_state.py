@@ -20,12 +20,19 @@ class RandomStateCallback(Callback):
     """Saves the random generators of the training process, and restores them on a resume.
 
     Lightning does not. With this callback a resumed run is the uninterrupted one bit for bit, with
-    dropout, and loaders without ``seed=`` continue with the passes that would have come::
-
-        Trainer(callbacks=[RandomStateCallback(), ModelCheckpoint(every_n_train_steps=500)])
+    dropout, and loaders without ``seed=`` continue with the passes that would have come.
 
     It keeps the generators of torch (CUDA too), NumPy and Python. Each rank restores what the first
     rank has saved.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning.pytorch.callbacks import ModelCheckpoint
+        >>> from lit_loader import RandomStateCallback
+        >>> checkpoint = ModelCheckpoint("checkpoints", every_n_train_steps=500, save_last=True)
+        >>> trainer = Trainer(callbacks=[checkpoint, RandomStateCallback()], logger=False)
+
+        Then ``trainer.fit(model, ckpt_path="last")`` continues the run that was interrupted.
     """
 
     def __init__(self) -> None:

@@ -26,15 +26,12 @@ def check_determinism(loader: DataLoader[Any], batches: int = 8) -> None:
     """Check that the batches of a loader follow from its seed.
 
     It reads the first batches of the next pass three times, by copies of the loader: as they are;
-    with one worker more; and in two parts, by a copy that resumes in the middle. Where there are
-    no workers, or where their number is part of the data (an IterableDataset without
-    ``num_shards``), it keeps the number.
+    from a state in the middle of them; and with one worker more. If there are no workers, or
+    if their number is part of the data (an IterableDataset without ``num_shards``), it keeps the
+    number.
 
     The loader and the random generators are as before afterwards. Your dataset, sampler and
-    ``collate_fn`` are called as in training. Use it in a test, or once before a long run::
-
-        def test_my_data_is_deterministic():
-            lit_loader.check_determinism(train_loader)
+    ``collate_fn`` are called as in training. Use it in a test, or once before a long run.
 
     Args:
         loader: What to check.
@@ -44,6 +41,20 @@ def check_determinism(loader: DataLoader[Any], batches: int = 8) -> None:
         DeterminismError: A batch differs. The message names the batch, the place in it, the sample
             where that is known, and what was done otherwise.
         OptionError: ``loader`` is no DataLoader of lit_loader's, or ``batches`` is refused.
+
+    Examples:
+        >>> import random
+        >>> from lit_loader import DataLoader, check_determinism
+        >>> check_determinism(DataLoader(range(100), 10, shuffle=True))
+        >>> hidden = random.SystemRandom()  # nothing can seed it
+        >>> class Noise:
+        ...     def __len__(self):
+        ...         return 100
+        ...     def __getitem__(self, index):
+        ...         return hidden.random()
+        >>> check_determinism(DataLoader(Noise(), 10))
+        Traceback (most recent call last):
+        lit_loader.DeterminismError: ...
     """
     if not isinstance(loader, DataLoader):
         raise OptionError(

@@ -49,7 +49,7 @@ def _start(core: LoaderCore, epoch: Any, what: str) -> Position:
             f"{what} needs a loader with seed=. Without it, each pass draws its seed when it begins"
         )
     distributed = None if plan is None else plan.distributed
-    return Position(number, Root(base or 0, True), distributed=distributed)
+    return Position(number, Root(base or 0, "base"), distributed=distributed)
 
 
 def _computed(core: LoaderCore, what: str) -> BatchPlan:

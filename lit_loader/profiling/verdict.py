@@ -250,7 +250,8 @@ def _fix(seen: Evidence, stage: str, waiting: float) -> str:
     few = seen.computing * seen.num_workers < BUSY * seen.cores
     if waiting >= ELSEWHERE and few:
         return (
-            f"raise num_workers, to more than the {seen.cores} CPU cores too (LL031 does not apply)"
+            f"raise num_workers, even beyond the {seen.cores} CPU cores: the workers mostly wait, "
+            "so ignore LL031"
         )
     if seen.queued > seen.computing and seen.num_workers <= seen.cores:
         return "free CPU cores: other programs, or the training step, use them"

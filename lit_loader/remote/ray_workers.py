@@ -35,7 +35,7 @@ class RayWorkers:
         num_workers: Remote workers of each loader and process, in addition to the loader's own.
         address: The cluster. "auto" (default) is the one of which this machine is a node, "local"
             starts one on this machine for a trial, else ``host:port``.
-        cpus_per_worker: Processors for each remote worker, 1 by default; may be a fraction. Lower
+        cpus_per_worker: CPU cores for each remote worker, 1 by default; may be a fraction. Lower
             it if workers wait for storage.
         resources: Other resources that each worker needs, as Ray names them:
             ``{"loader_node": 0.01}``. None needs no other.
@@ -48,6 +48,13 @@ class RayWorkers:
 
     Raises:
         OptionError: An option is refused.
+
+    Examples:
+        >>> from lit_loader import LoaderConfig, RayWorkers
+        >>> remote = RayWorkers(num_workers=32, address="auto")
+        >>> config = LoaderConfig(batch_size=64, num_workers=8, remote=remote)
+
+        ``DataLoader`` takes the same options: 8 workers here, and 32 on the cluster.
     """
 
     num_workers: int = checked(1, checks.count)

@@ -18,11 +18,6 @@ from lit_loader.errors import OptionError
 from lit_loader.streams.other_streams import advice_if_unseeded, splitter_by_ranks
 from lit_loader.streams.rank_store import processes
 
-__all__ = [
-    *("advice_before_epoch", "advice_if_idle", "broken_promise", "check_split_once"),
-    *("ignored_share", "read_twice", "short_epoch"),
-]
-
 # reach: datasets: known by what they hold, as others (LitData, Mosaic) are
 _OWN_SHARE: Final = (
     *("num_replicas", "world_size", "_world_size", "num_processes", "process_index"),
@@ -112,13 +107,13 @@ def advice_if_idle(shards: Shards, num_workers: int) -> str | None:
     )
 
 
-def ignored_share(
-    dataset: Any, divided: int, workers: int, ranks: int, sharded: bool
-) -> str | None:
+def ignored_share(core: Any, divided: int) -> str | None:
     """Say that a dataset gives several shards the same; None: as far as is known, not.
 
     It has ``divided`` itself among nobody, or the workers of a rank (see `context`).
     """
+    dataset, workers, ranks = core.dataset, core.readers, core.replica[1]
+    sharded = core.shards is not None
     if not sharded and (_has_own_share(dataset) or splitter_by_ranks(dataset) or processes() > 1):
         ranks = 1  # it is divided among them; or their first batches are compared
     shards = ranks if divided == WORKERS else workers * ranks

@@ -33,8 +33,6 @@ from lit_loader.core.transport.dataset_pickle import refusal
 from lit_loader.describe import find_failing_object
 from lit_loader.streams.other_streams import shared_epoch
 
-__all__ = ["DatasetCopies"]
-
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 
 _SHARED: Final = (

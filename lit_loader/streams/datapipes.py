@@ -9,8 +9,6 @@ from torch.utils.data.graph import traverse_dps
 
 from lit_loader.context import get_shard
 
-__all__ = ["set_shuffle", "shard"]
-
 
 def set_shuffle(dataset: Any, shuffle: bool | None) -> bool:
     """Set whether the ``shuffle()`` of a DataPipe shuffles; return whether it is such a dataset."""

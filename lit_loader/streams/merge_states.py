@@ -13,8 +13,6 @@ from lit_loader.describe import public
 from lit_loader.errors import StateError
 from lit_loader.streams import reader_states
 
-__all__ = ["merge_states"]
-
 
 @public
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -36,11 +36,6 @@ from lit_loader.core.state.fingerprint import has_methods
 from lit_loader.core.state.stateful import OpenStream, is_stateful
 from lit_loader.streams.wrapped import wrapped
 
-__all__ = [
-    *("advice_if_unseeded", "advice_on_replay", "open_stream", "own_epochs", "shared_epoch"),
-    *("splitter_by_ranks", "trusts"),
-]
-
 _BUFFERS: Final = "BufferShuffledExamplesIterable"
 _MOST: Final = 10_000
 # reach: datasets: where a stream notes the state that it is given

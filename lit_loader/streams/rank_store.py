@@ -20,8 +20,6 @@ from torch.distributed import distributed_c10d
 
 from lit_loader.errors import LoaderError
 
-__all__ = ["Name", "is_read_twice", "linger", "processes", "store", "waits", "watching"]
-
 _LONGEST_PAUSE: Final = 0.01
 """Seconds between requests to the store."""
 
@@ -113,8 +111,8 @@ class Name:
         """Whether this process is one of several of a job."""
         return processes() > 1
 
-    def first_rank(self, number: int) -> int:
-        """Return the first rank's number on every rank; waits for it.
+    def first_rank(self, numbers: list[int]) -> list[int]:
+        """Return the first rank's numbers on every rank; waits for them.
 
         Raises:
             LoaderError: The first rank has not written it within the job's timeout.
@@ -122,9 +120,9 @@ class Name:
         table, key, ranks = store(), f"lit_loader/bases/{self}", processes()
         with watching():
             if torch.distributed.get_rank() == 0:
-                table.set(key, str(number))
+                table.set(key, " ".join(map(str, numbers)))
                 linger(key, lambda: table.add(f"{key}/read", 0) >= ranks - 1)
-                return number
+                return numbers
             for waited in waits():
                 if table.check([key]):
                     break
@@ -134,7 +132,7 @@ class Name:
                         "job's timeout, and all ranks take their seed from it. Let every rank make "
                         "and iterate the same loaders, or pass seed= [LL218]"
                     )
-            found = int(bytes(table.get(key)).decode())
+            found = [int(number) for number in bytes(table.get(key)).split()]
             table.add(f"{key}/read", 1)
             return found
 

@@ -8,11 +8,10 @@ from typing import Any, Final, NamedTuple
 
 from lit_loader.core.state.position import ReaderPlace, Shards
 
-__all__ = ["NOT_TAKEN", "ReadPoint", "pickled", "shares_of", "unpickled"]
-
 NOT_TAKEN: Final = ...
 """In the place of a stream's state before a batch, where none was taken (`StateMeter`)."""
 
+_new = tuple.__new__
 _COMPARED: Final = 8
 """Batches at most that are compared when they are replayed."""
 
@@ -48,7 +47,8 @@ class ReadPoint(_Fields, ReaderPlace):
         """Return the point after one more batch, which has a digest."""
         batches, state, _, behind, before, digests = self
         behind += state is not None
-        return ReadPoint(batches + 1, state, False, behind, before, (*digests, digest)[-_COMPARED:])
+        last = (*digests, digest)[-_COMPARED:]
+        return _new(ReadPoint, (batches + 1, state, False, behind, before, last))
 
 
 def pickled(state: dict[str, Any] | None) -> Any:

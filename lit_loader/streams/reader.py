@@ -19,33 +19,45 @@ draws from its batch instead: an order that is drawn there must be in the state,
 
 from __future__ import annotations
 
-import time
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 
 from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.core.batch.batch_builder import BEGINNING, BatchBuilder
-from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.fetch import OMITTED, EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import shown
 from lit_loader.core.seeding.held_generators import HeldGenerators, find_generators
 from lit_loader.core.seeding.seeds import BATCH, UNTOLD, PassSeeds, extend
 from lit_loader.core.state.state_validation import resuming
+from lit_loader.core.state.stateful import OpenStream
 from lit_loader.errors import StateError
 from lit_loader.streams import datapipes
 from lit_loader.streams.digest import digest_of
-from lit_loader.streams.iterable_fetcher import IterableFetcher, StateMeter
-from lit_loader.streams.other_streams import own_epochs
+from lit_loader.streams.other_streams import open_stream, own_epochs
 from lit_loader.streams.read_point import NOT_TAKEN, ReadPoint, pickled, unpickled
-
-__all__ = ["Reader"]
+from lit_loader.streams.state_meter import StateMeter
 
 _ITER, _FIRST_NEXT = 1, 2  # stages of a beginning; 0 is that of set_epoch
+
+
+class _Place:
+    """Says which sample of a batch is being read: all that are there come before it."""
+
+    __slots__ = ("_samples",)
+
+    def __init__(self, samples: list[Any]) -> None:
+        self._samples = samples
+
+    @property
+    def place(self) -> int:
+        """Its place in the batch."""
+        return len(self._samples)
 
 
 class Reader(BatchBuilder):
@@ -55,16 +67,18 @@ class Reader(BatchBuilder):
     ``meter`` says when its state is due.
     """
 
-    _fetcher: IterableFetcher | None
-
     def __init__(
         self, spec: BatchSpec, share: tuple[int, int], meter: StateMeter, found: Any = None
     ) -> None:
         super().__init__(spec, found=found)
         self._share, self._meter = share, meter
+        self._size = spec.batch_size or 1
         # A DataPipe's shuffle() takes its seed here, and comes before its shares.
         self._alike = spec.shards is not None or isinstance(spec.dataset, IterDataPipe)
-        self._number = 0  # of the batch that is read, among those of all shards
+        self._stream: OpenStream | None = None
+        self._iterator: Any = None  # None: it is at its end
+        self._good: Any = None  # what passes over bad samples
+        self._state_here: Any = None  # where no sample has been asked for: the state that led here
         self._at_start = False  # whether the first sample of the epoch comes next
         self._begins = True  # whether a batch comes next that tells how the stream is shared out
 
@@ -79,14 +93,13 @@ class Reader(BatchBuilder):
             while earlier < batch:
                 digest = 0  # nothing is known of the batch
                 try:
-                    self._begin_batch(earlier, progress)
+                    self._begin_batch(earlier)
                     samples = self._samples(progress)
                     if samples is not OMITTED:
                         digest = digest_of(samples)
                 except (Cancelled, StateError):
                     raise
                 except EndOfData:
-                    self._fetcher = None
                     if earlier < point.batches:
                         self._note_end(point.batches, earlier)
                     return
@@ -103,19 +116,18 @@ class Reader(BatchBuilder):
         if differs is not None:
             self._note_difference(differs)
 
-    def read(self, batch: int, progress: Progress) -> Any:
-        """Make a batch, a `BatchWithReport`; or raise EndOfData, or Cancelled."""
-        context, fetcher, begins = reading(), self._fetcher, self._begins
-        self._begins = False
-        self._begin_batch(batch, progress)
-        state = NOT_TAKEN
-        if fetcher is not None and (begins or self._meter.due):
-            state = self._state(fetcher, progress)
+    def read(self, batch: int, progress: Progress) -> BatchWithReport:
+        """Make a batch; or raise EndOfData, or Cancelled."""
+        context, begins, self._begins = reading(), self._begins, False
+        self._begin_batch(batch)
+        state, began, stream, meter = None, 0, self._stream, self._meter
+        if stream is not None and stream.asked:
+            state = self._state(stream, progress) if begins or meter.due else NOT_TAKEN
+            began = meter.clock()
         context.tokens = 0
         try:
             samples = self._samples(progress)
         except EndOfData:
-            self._fetcher = None
             if not self._notes:
                 raise
             samples = OMITTED  # the end comes next time
@@ -124,48 +136,85 @@ class Reader(BatchBuilder):
             report = self.with_report(None, state, omitted=True)
         else:
             digest, divided = digest_of(samples), self._divided() if begins else None
-            batch = self.collate(samples, progress)
+            made = self.collate(samples, progress)
             progress.tokens = context.tokens
-            report = self.with_report(batch, state, divided, digest=digest)
-        self._meter.made += time.monotonic_ns() - progress.began - progress.state
+            report = self.with_report(made, state, divided, digest=digest)
+        if began:
+            meter.made += meter.clock() - began
         return report
 
     def close(self) -> None:
         """Leave the stream: its ``finally`` blocks run."""
-        self._fetcher = None
+        self._stream = self._iterator = self._good = None
 
-    def _begin_batch(self, batch: int, progress: Progress) -> None:
+    def _begin_batch(self, batch: int) -> None:
         """Seed for a batch; before the epoch's first sample, for what comes before that."""
-        number = batch * self._share[1] + self._share[0]  # among those of all shards
-        self._number = number
+        self._number = batch * self._share[1] + self._share[0]  # among those of all shards
         if self._at_start:
             self._seed_beginning(_FIRST_NEXT)
         else:
-            self._seed_batch(progress)
+            self._seed_batch()
 
-    def _seed_batch(self, progress: Progress) -> None:
+    def _seed_batch(self) -> None:
         self._at_start = False
         self.rng.begin(self._seeds.seed, self._number)
-        if not self._spec.per_sample:
+        if not self._seeds_samples:
             self._seed(BATCH, self._number)
-        self.rng.step = progress
 
     def _samples(self, progress: Progress) -> Any:
-        """Read the samples of the batch that was begun."""
-        fetcher = self._fetcher
-        if fetcher is None:
-            raise EndOfData
-        after_first = partial(self._seed_batch, progress) if self._at_start else None
-        samples = fetcher.fetch(progress, after_first)
-        self.rng.step = None
-        return samples
+        """Read the samples of the batch that was begun.
 
-    def _state(self, fetcher: IterableFetcher, progress: Progress) -> Any:
-        """Take the stream's state before a batch."""
-        began = time.monotonic_ns()
-        state = pickled(fetcher.state())
+        Raises:
+            EndOfData: Nothing is left, and there is nothing to report.
+        """
+        spec, good, size, iterator = self._spec, self._good, self._size, self._iterator
+        if good is not None:
+            good.begin(progress)
+        if iterator is None:
+            self.close()
+            raise EndOfData
+        self._state_here = None
+        samples: list[Any] = []
+        try:
+            if self._at_start:
+                progress.step(0)
+                samples.append(next(iterator))
+                self._seed_batch()
+            self.rng.step = _Place(samples)
+            seeds_samples = self._seeds_samples and good is None
+            if not seeds_samples and progress.is_quick:
+                progress.step(-1)
+                for progress.place in range(len(samples), size):
+                    samples.append(next(iterator))
+            else:
+                for place in range(len(samples), size):
+                    progress.step(place)
+                    if seeds_samples:
+                        self._seed_sample(place)
+                    samples.append(next(iterator))
+        except StopIteration:
+            self._iterator = None
+            if not samples or (spec.drop_last and spec.batch_size is not None):
+                if good is not None and good.noted:
+                    return OMITTED  # the end comes next time
+                self.close()
+                raise EndOfData from None
+        self.rng.step = None
+        return samples[0] if spec.batch_size is None else samples
+
+    def _state(self, stream: OpenStream, progress: Progress) -> Any:
+        """Take the stream's state before a batch; None: no state leads here.
+
+        Empty: it was begun at its start, from which it is replayed.
+        """
+        if not stream.stateful:
+            return None
+        began, here = self._meter.clock(), self._state_here
+        if here is None:  # a generator that has not run knows no place
+            here = stream.state_now()
+        state = pickled(here)
         if state:
-            progress.state = time.monotonic_ns() - began
+            progress.state = self._meter.clock() - began
             self._meter.taken(progress.state)
         return state
 
@@ -178,11 +227,6 @@ class Reader(BatchBuilder):
 
     # --- its beginning ---
 
-    @property
-    def _seeds(self) -> PassSeeds:
-        assert self._pass is not None
-        return self._pass[0]
-
     def _iterate(self, state: Any, at_start: bool, progress: Progress) -> None:
         """Iterate the dataset, at its start or where a state says."""
         spec, seeds = self._spec, self._seeds
@@ -190,11 +234,11 @@ class Reader(BatchBuilder):
         self._announce_epoch(seeds)
         datapipes.shard(spec.dataset)
         self._seed_beginning(_ITER)
-        good = None if spec.tolerance is None else spec.tolerance.stream(self._attempts)
-        before = self._seed_sample if spec.per_sample and good is None else None
-        self._at_start = at_start
-        args = spec.dataset, spec.batch_size, spec.drop_last
-        self._fetcher = IterableFetcher(*args, state, good, before)
+        self._at_start, self._state_here = at_start, state or {}
+        self._stream = open_stream(spec.dataset, "dataset", state)
+        self._iterator = self._stream.iterator
+        if spec.tolerance is not None:
+            self._good = self._iterator = spec.tolerance.stream(self._attempts).of(self._iterator)
         if self.held:  # iter() or load_state_dict() may have put others in their place
             self._follow_held()
 
@@ -208,25 +252,25 @@ class Reader(BatchBuilder):
 
         Those that the dataset holds are seeded equally in all shards: files are shuffled by them.
         """
-        self._seed(BEGINNING, stage, *part)
-        mine = () if self._alike else (self._share[0],)
-        if mine:
-            self.seed = extend(self._seeds.seed, BEGINNING, stage, *part, *mine) >> 1
-            self.seed_globals(self.seed)
-        self.rng.begin(self._seeds.seed, extend(BEGINNING, stage, *part, *mine))
+        parts = BEGINNING, stage, *part
+        self._seed(*parts)
+        if not self._alike:
+            parts = *parts, self._share[0]
+            self._seeded = parts
+            if self.seed_globals is not None:
+                self.seed_globals(extend(self._seeds.seed, *parts) >> 1)
+        self.rng.begin(self._seeds.seed, extend(*parts))
 
     @contextmanager
     def beginning(self, part: int) -> Iterator[None]:
         """Seed as before the first sample, for a source of a mixture that is opened in mid-pass."""
-        rng = self.rng
-        kept = {name: getattr(rng, name) for name in rng.__slots__}
+        kept, self.rng = self.rng, copy.copy(self.rng)
         self._seed_beginning(_FIRST_NEXT, part)
         try:
             yield
         finally:
-            for name, value in kept.items():
-                setattr(rng, name, value)
-            self._seed(BATCH, rng.batch, part)
+            self.rng = kept
+            self._seed(BATCH, kept.batch, part)
 
     def _attempt(self, place: int) -> None:
         """Seed before an attempt to read a sample; the first one of the epoch draws from that."""

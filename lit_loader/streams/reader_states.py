@@ -24,12 +24,10 @@ from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.loader_state import LoaderState, copied
 from lit_loader.core.state.position import COUNT, Position, Shards
 from lit_loader.core.state.state_validation import brief, damaged, is_count
-from lit_loader.core.state.stateful import ITERATOR, checked_parts
+from lit_loader.core.state.stateful import checked_parts
 from lit_loader.errors import StateError
 from lit_loader.streams.other_streams import advice_on_replay
 from lit_loader.streams.read_point import ReadPoint, unpickled
-
-__all__ = ["adapted", "advice", "checked", "to_dict", "to_position"]
 
 _MAX_READ: Final = 2**32
 """Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
@@ -79,17 +77,6 @@ def advice(loaded: LoaderState, dataset: Any) -> str | None:
     if not read or any(point.state is not None for point in points):
         return None
     return advice_on_replay(dataset)
-
-
-def adapted(loaded: LoaderState, dataset: Any, batch_size: int) -> LoaderState:
-    """Adapt the readers of a stream to what has changed of it."""
-    points = []
-    for point in loaded.position.readers:
-        if point.state is not None and not point.ended:
-            iterator = dataset.adapt_state(point.state.get(ITERATOR), point.behind * batch_size)
-            point = point._replace(state={**point.state, ITERATOR: iterator})
-        points.append(point)
-    return replace(loaded, position=replace(loaded.position, readers=tuple(points)))
 
 
 def _own(state: Any) -> Any:

@@ -29,11 +29,9 @@ from lit_loader.core.seeding.seeds import PassSeeds, seed_globals
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.errors import OptionError
 from lit_loader.streams.copies import DatasetCopies
-from lit_loader.streams.iterable_fetcher import StateMeter
 from lit_loader.streams.read_point import ReadPoint, shares_of
 from lit_loader.streams.reader import Reader
-
-__all__ = ["ProcessInfo", "Readers", "StreamBuilders"]
+from lit_loader.streams.state_meter import StateMeter
 
 _START: Final = ReadPoint()
 

@@ -12,9 +12,7 @@ from typing import Any, Final, NamedTuple
 from lit_loader.core.state.position import PassPosition, Position
 from lit_loader.streams.read_point import NOT_TAKEN, ReadPoint
 
-__all__ = ["StreamPosition"]
-
-
+_new = tuple.__new__
 _REPLAYED: Final = 4
 """Batches at least that are replayed: two small ones may be equal by chance."""
 
@@ -43,23 +41,28 @@ class StreamPosition(PassPosition):
         self._previous: _Given | None = None  # the batch that was counted last
 
     def read(self, reader: int, state: Any, digest: int) -> None:
-        """Note that a batch, or an exception, is given out: whose, with the state before it."""
-        self.settle()
+        """Note that a batch, or an exception, is given out: whose, with the state before it.
+
+        What was given out before it is settled.
+        """
         before, newer = self._readers[reader], self._newer[reader]
         after = before.after(digest)
         if newer is not None:
             newer = newer.after(digest)
             if newer.behind >= _REPLAYED:
                 after, newer = newer, None
-        if state is None:  # no state leads there any more
-            after, newer = after._replace(state=None, behind=0), None
+        if state is None:
+            if after.state is not None:  # no state leads there any more
+                after, newer = after._replace(state=None, behind=0), None
         elif state is not NOT_TAKEN:
             point = ReadPoint(before.batches, state, before=before.before).after(digest)
             if after.state is None:
                 after = point
             elif newer is None:
                 newer = point
-        self.latest = _Given(reader, before, after, newer, self._batches)
+        # Without the call of a constructor that is written in Python, as all that is done for each
+        # batch.
+        self.latest = _new(_Given, (reader, before, after, newer, self._batches))
 
     def exhausted(self, reader: int) -> None:
         """Note that a reader's share has come to its end."""
@@ -127,8 +130,8 @@ class StreamPosition(PassPosition):
         """Return the first turn, from one on, that a reader is to take; None: all have ended."""
         readers, passed = self.num_readers, 0
         while passed < readers:
-            point = self.reader(turn % readers)
-            if self.passes_over(point):
+            point = self._readers[turn % readers]
+            if point.ended or (point.before and not self.padding):  # see `passes_over`
                 passed += 1
             elif turn // readers >= point.batches:
                 return turn

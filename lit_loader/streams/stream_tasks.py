@@ -14,16 +14,15 @@ from lit_loader.core.epoch.pass_tasks import PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.executors.executor import Task
 from lit_loader.core.executors.outcome import Outcome
-from lit_loader.core.transport.messages import position_of, task_number
+from lit_loader.core.transport.messages import POSITION, position_of, task_number
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.streams.advice import read_twice
 from lit_loader.streams.rank_store import Name, is_read_twice, processes
 from lit_loader.streams.read_point import NOT_TAKEN, ReadPoint, shares_of
 from lit_loader.streams.stream_position import StreamPosition
 
-__all__ = ["StreamTasks", "tasks_of"]
-
 _INEXACT = "[LL321]"
+_new = tuple.__new__
 
 
 class StreamTasks(PassTasks):
@@ -44,7 +43,7 @@ class StreamTasks(PassTasks):
         self._name, self._compared = name, 0
         self._num_readers, self._in_order = len(shares), in_order
         self._shares = [ReaderShare(*share) for share in shares]
-        self._first_task = task_number(made.epoch, 0)
+        self._epoch, self._first_task = made.epoch, task_number(made.epoch, 0)
         self._is_inexact = False  # whether that was reported: of one reader, not of each
         self.restart_all({})
 
@@ -56,7 +55,9 @@ class StreamTasks(PassTasks):
             reader = turn % self._num_readers
             point = self.place.reader(reader)
         else:
-            found = None if self.is_drawn else self._next_turn()
+            found = None
+            if not self.is_drawn:
+                found = self.place.next_turn(self._turn) if self._in_order else self._quickest()
             if found is None:
                 self.is_drawn = True
                 return None
@@ -64,15 +65,16 @@ class StreamTasks(PassTasks):
             point = self._first.pop(reader, None)
             self._rounds[reader] += 1
             self._turn = turn + 1
-        made, number = self.made, self._first_task + turn
-        task = Task(number, point, made.epoch, made.seeds, whose=self._shares[reader])
+        number, whose = self._first_task + turn, self._shares[reader]
+        # Without the call of a constructor that is written in Python.
+        task = _new(Task, (number, point, self._epoch, self.made.seeds, False, whose))
         self.tasks[number] = task
         return task
 
     def took(self, outcome: Outcome) -> None:
         """Note that a reader's batch, its end, or an error in its place is about to be given."""
-        number, place = position_of(outcome.number), self.place
-        reader, made = number % self._num_readers, outcome.made
+        place, made = self.place, outcome.made
+        reader = (outcome.number & POSITION) % self._num_readers
         if outcome.ended:
             place.exhausted(reader)
         elif outcome.error is not None or made is None:  # no state came with it
@@ -120,11 +122,9 @@ class StreamTasks(PassTasks):
             if point.batches or point.before  # it has ended where it is now
         }
 
-    def _next_turn(self) -> int | None:
-        """Return the next turn in order, or that of a reader with few batches outstanding."""
+    def _quickest(self) -> int | None:
+        """Return the next turn of the reader with the fewest batches outstanding."""
         place, readers = self.place, self._num_readers
-        if self._in_order:
-            return place.next_turn(self._turn)
         asked = Counter(position_of(number) % readers for number in self.tasks)
         found = None
         for reader in ((self._turn + step) % readers for step in range(readers)):

@@ -29,8 +29,6 @@ from lit_loader.errors import LoaderError
 from lit_loader.streams import rank_store
 from lit_loader.streams.stream_position import StreamPosition
 
-__all__ = ["ShardTail", "tail_of"]
-
 
 class Word(NamedTuple):
     """What a rank has said: how many batches it has, whether these are all, and that it is done."""
@@ -44,7 +42,7 @@ class ShardTail:
     """One rank's end of a pass; the subject is the same on all ranks, and no other one's.
 
     A batch of a rank's own is given at once. When its readers have come to their end they begin
-    again, as long as another rank has as many batches. A LoaderError if this is no job of so many
+    again, as long as another rank has as many batches. A LoaderError if this is no job of that many
     processes, and whenever the first rank is gone.
     """
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["wrapped"]
-
 _DEPTH, _ITEMS = 6, 64
 """How deep `wrapped` looks, and into containers of how many items."""
 
@@ -14,7 +12,7 @@ _DEPTH, _ITEMS = 6, 64
 def wrapped(dataset: Any, method: str) -> Iterator[Any]:
     """Return a dataset, and what is wrapped in it: its attributes, those in short containers, ....
 
-    What has ``method``, by which datasets are told from all else, each once.
+    What has ``method``, which only datasets have, each once.
     """
     seen, level = {id(dataset)}, [dataset]
     for _ in range(_DEPTH + 1):

@@ -42,6 +42,7 @@ from lit_loader.core.batch.timings import Timings
 from lit_loader.core.batch.worker_info import WorkerInfo, answer_threads, show
 from lit_loader.core.executors.executor import Executor, Task, Workers
 from lit_loader.core.executors.outcome import Outcome, failure
+from lit_loader.core.executors.stall_watch import LONGEST_LOOK, StallWatch
 from lit_loader.core.seeding.held_generators import Found, find_generators
 from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.seeding.shared_draws import SharedDraws
@@ -63,16 +64,8 @@ from lit_loader.diagnostics.death_messages import doing_task
 from lit_loader.diagnostics.sentences import doing
 from lit_loader.errors import OptionError, WorkerError, WorkerTimeoutError
 
-__all__ = ["ThreadExecutor"]
-
 _GRACE: Final = 0.5
 """Seconds that `close` waits at most for threads that are at a sample."""
-
-_LONGEST_LOOK: Final = 0.25
-"""Seconds between two looks at most; a longer time is not the threads', but that of a Ctrl-Z."""
-
-_SECOND_STALL: Final = 10
-"""Times ``stall_warning`` after which a stall is reported once more."""
 
 _ROWS: Final = 1024
 """Threads that can be started: rows of the status board."""
@@ -117,22 +110,19 @@ class ThreadExecutor(Executor):
         harm = [_LOSS] if self.readers > 1 else []
         self.shared_draws = SharedDraws(found, partial(_quiet_since, self.page), *harm)
         self.notes: list[str] = []  # what the user is to be warned of
-        self._waits, self._stall_of = core.log.waits, core.seams.stall
+        self._waits, self._received = core.log.waits, 0
         self._timeout, stall = loader.timeout, loader.stall_warning
-        self._stalls = [stall, _SECOND_STALL * stall] if stall else []
+        self._watch = StallWatch(stall or 0, core.seams.stall)
         # Seconds between two looks for hangs and stalls while nothing comes.
-        self._looks = [min(each / 4, _LONGEST_LOOK) for each in (self._timeout, stall) if each]
+        self._looks = [min(each / 4, LONGEST_LOOK) for each in (self._timeout, stall) if each]
         _running.add(self)
 
     def _made_board(self, made: Any) -> None:
         """Make the status board and the page, as worker processes have them, for viewers."""
         nbytes = round_up(board_bytes(max(_ROWS, self.count)) + PAGE_BYTES)
-        try:
-            self._file: HeldFile | None = HeldFile(nameless_file("lit_loader")[0])
-            os.ftruncate(self._file.fd, nbytes)
-            memory = memoryview(map_part(self._file.fd, 0, nbytes))
-        except OSError:  # nobody sees it, then
-            memory = memoryview(bytearray(nbytes))
+        self._file: HeldFile | None = HeldFile(nameless_file("lit_loader")[0])
+        os.ftruncate(self._file.fd, nbytes)
+        memory = memoryview(map_part(self._file.fd, 0, nbytes))
         self.board = StatusBoard(memory)
         self.board.workers = self.count
         self.page: ViewerPage = ViewerPage(memory)
@@ -153,28 +143,28 @@ class ThreadExecutor(Executor):
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
         """Wait for an outcome; a WorkerTimeoutError if a thread hangs."""
-        waited, stall, began = 0.0, None, time.monotonic()
+        began = time.monotonic()
         while not self._is_stopping:
             self._start()  # those that a `resize` has added
+            workers = [*self._threads.values()]
+            self._watch.look(workers, self._received)
+            self._look_for_a_hang(workers, self._watch.seconds)
             left = self._waits.left()
-            pauses = [left, *self._looks, *([] if timeout is None else [timeout - waited])]
+            pauses = [left, *self._looks]
+            if timeout is not None:
+                pauses.append(max(0.0, began + timeout - time.monotonic()))
             try:
-                outcome = self._done.get(timeout=max(0.0, min(pauses)))
+                outcome = self._done.get(timeout=min(pauses))
             except queue.Empty:
-                pass
+                if timeout is not None and time.monotonic() >= began + timeout:
+                    return None
+                if min(pauses) == left and self.spec.read_threads < 2:
+                    reading = [each for each in workers if each.row.stage == Stage.FETCHING]
+                    self._waits.look([each.thread.native_id or 0 for each in reading], threads=True)
             else:
                 if outcome is not None:
+                    self._received += 1
                     return outcome
-                continue
-            now = time.monotonic()
-            waited, began = waited + min(now - began, _LONGEST_LOOK), now
-            if timeout is not None and waited >= timeout:
-                return None
-            if min(pauses) == left:
-                self._waits.look(self._at_samples(), threads=True)
-            self._look_for_a_hang(waited)
-            if self._stalls:
-                stall = self._look_for_a_stall(waited, stall)
         return None
 
     def finish(self, outcome: Outcome) -> None:
@@ -245,27 +235,11 @@ class ThreadExecutor(Executor):
 
     # --- what is seen of the threads ---
 
-    def _at_samples(self) -> list[int]:
-        """Return the native ids of the threads that read samples.
-
-        Not of those that wait at an event: for threads of their own, and not for a lock.
-        """
-        if self.spec.read_threads > 1:
-            return []
-        # reach: python: what another thread is at. Frames are not kept: this one is among them.
-        files = {thread: at.f_code.co_filename for thread, at in sys._current_frames().items()}
-        return [
-            each.thread.native_id or 0
-            for each in [*self._threads.values()]
-            if each.row.stage == Stage.FETCHING
-            and files.get(each.thread.ident or 0) != threading.__file__
-        ]
-
-    def _look_for_a_hang(self, waited: float) -> None:
+    def _look_for_a_hang(self, workers: list[_Worker], waited: float) -> None:
         """Raise a WorkerTimeoutError if a thread hangs; before the loop waits is no hang."""
         if not self._timeout or waited < self._timeout:
             return
-        for worker in [*self._threads.values()]:
+        for worker in workers:
             row = worker.row
             seconds = (time.monotonic_ns() - row.since) / 1e9
             if row.stage in (*Stage.BUSY, Stage.INITIALISING) and seconds >= self._timeout:
@@ -275,17 +249,6 @@ class ThreadExecutor(Executor):
                     "continues next to the ones that take its place. Fix what it waits for, or "
                     f"raise timeout [LL037]. Its stack:\n{worker.stack()}"
                 )
-
-    def _look_for_a_stall(self, waited: float, stall: Any) -> Any:
-        """Report a stall after so many seconds; compare with what was seen at half of that."""
-        workers, limit = [*self._threads.values()], self._stalls[0]
-        if waited >= limit / 2 and stall is None:
-            stall = self._stall_of(workers)
-        if waited >= limit:
-            del self._stalls[0]
-            if stall is not None:
-                stall.tell(workers, waited)
-        return stall
 
     @property
     def workers(self) -> Workers:  # type: ignore[override]
@@ -306,9 +269,6 @@ class ThreadExecutor(Executor):
     def unread(self) -> int:
         """Outcomes that were not received yet, about."""
         return self._done.qsize()
-
-    def adapt(self) -> None:
-        """Do nothing: whoever submits or receives next starts the threads that are missing."""
 
 
 def _quiet_since(page: ViewerPage) -> int:

@@ -105,7 +105,6 @@ def test_a_dataset(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line in printed for line in found["advice"])
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -182,19 +181,6 @@ def test_when_it_is_not_sure() -> None:
     assert "other programs used 3.0 of 4 CPU cores" in lines(SETTINGS, load=3.0)
 
 
-@pytest.mark.parametrize(
-    ("average", "percent", "expected"), [(1.8, 0.0, 0.0), (0.1, 100.0, 0.1), (3.0, 50.0, 2.0)]
-)
-def test_a_program_that_has_ended_is_no_load(
-    average: float, percent: float, expected: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The load average has it for minutes."""
-    monkeypatch.setattr(machine.psutil, "getloadavg", lambda: (average, 0.0, 0.0))
-    monkeypatch.setattr(machine.psutil, "cpu_percent", lambda interval: percent)
-    monkeypatch.setattr(machine.psutil, "cpu_count", lambda: 4)
-    assert machine.load_now() == expected
-
-
 def test_help_is_quick(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['lit-loader-bench', '--help']\n"
@@ -207,7 +193,6 @@ def test_help_is_quick(tmp_path: Path) -> None:
         assert option in printed
 
 
-@pytest.mark.process
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
     arguments = ("dataset=mine.Endless", "num_workers=0", "auto=false", "seconds=0.2", "rounds=99")

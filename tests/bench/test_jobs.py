@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.test_studies import SCRIPTS, table
+from tests.support.benchmark_scripts import SCRIPTS, table
 from tests.support.programs import run_python
 
 JOBS = (
@@ -17,7 +17,6 @@ JOBS = (
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job(job: str) -> None:
@@ -41,7 +40,7 @@ def test_a_job(job: str) -> None:
     assert float(row["ratio"][0].split()[0]) > 0
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_a_run_goes_on_and_writes_the_page(tmp_path: Path) -> None:
     pytest.importorskip("psutil")

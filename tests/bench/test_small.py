@@ -20,7 +20,7 @@ def measured(folder: Path, *options: str, timeout: float = 200) -> dict[str, Any
     return {name: each["pairs"] for name, each in found["programs"].items()}
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_figures_and_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = measured(tmp_path, "--quick", "--only", "noise", "--plot", "small.png")
@@ -35,7 +35,6 @@ def test_figures_and_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.timeout(1200)
 def test_every_program(tmp_path: Path) -> None:
     for library in ("sklearn", "PIL", "datasets"):

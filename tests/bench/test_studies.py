@@ -8,26 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.benchmark_scripts import SCRIPTS, table
 from tests.support.programs import run_python
 
-SCRIPTS = Path(__file__).parents[2] / "examples" / "benchmark"
 ON_A_GPU = SCRIPTS / "on_a_gpu.py"
 
 
-def table(printed: str) -> dict[str, dict[str, list[str]]]:
-    """The cells of its last table, by row and column; columns may have the same name."""
-    lines = [line.strip(" |").split(" | ") for line in printed.splitlines() if line[:1] == "|"]
-    last = max(number for number, row in enumerate(lines) if row[0] == "---")
-    found: dict[str, dict[str, list[str]]] = {}
-    for row in lines[last + 1 :]:
-        found[row[0]] = {}
-        for name, cell in zip(lines[last - 1][1:], row[1:], strict=True):
-            found[row[0]].setdefault(name, []).append(cell)
-    return found
-
-
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.parametrize("script", ["edge", "in_memory", "memory", "caches", "growth"])
 def test_a_study(script: str, tmp_path: Path) -> None:
     """Memory of processes that share little is about the same; times are not compared."""
@@ -42,6 +29,7 @@ def test_a_study(script: str, tmp_path: Path) -> None:
         assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_exactness(tmp_path: Path) -> None:
     found = table(run_python(tmp_path, SCRIPTS / "exactness.py", "--quick"))
     assert int(found["checkpoint state, pickled, bytes"]["figure"][0]) < 1000
@@ -49,7 +37,6 @@ def test_exactness(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.timeout(600)
 def test_chunked_formats() -> None:
     pytest.importorskip("PIL")
@@ -68,7 +55,6 @@ def test_chunked_formats() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.timeout(280)
 @pytest.mark.skipif(shutil.which("ray") is None, reason="needs Ray")
 @pytest.mark.parametrize("part", ["speed", "resume", "killed"])
@@ -80,22 +66,6 @@ def test_a_cluster(part: str, tmp_path: Path) -> None:
         assert (row["lost"], row["twice"], row["in order"]) == (["0"], ["0"], ["yes"])
 
 
-@pytest.mark.process
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
-@pytest.mark.parametrize(
-    ("script", "code", "told"),
-    [
-        (SCRIPTS / "device_copy.py", 1, "no CUDA device"),
-        pytest.param(ON_A_GPU, 2, "no GPU: nothing was measured", marks=pytest.mark.slow),
-    ],
-    ids=["copy", "all"],
-)
-def test_without_a_device_there_is_nothing_to_measure(
-    script: Path, code: int, told: str, tmp_path: Path
-) -> None:
-    assert run_python(tmp_path, script, code=code).startswith(told)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_ways_onto_a_device(tmp_path: Path) -> None:
@@ -103,7 +73,7 @@ def test_ways_onto_a_device(tmp_path: Path) -> None:
     assert run_python(tmp_path, SCRIPTS / "device_copy.py", *given).count("(") == 5
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_needs_a_gpu_is_prepared(tmp_path: Path) -> None:
     printed = run_python(tmp_path, ON_A_GPU, "--dry-run", timeout=380, OMP_NUM_THREADS="1")

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Subset
 
 from lit_loader import CachedDataset, DataLoader, OptionError
 from lit_loader.data import cache_store
-from lit_loader.data.cache_entry import MISSING, pack, seal, unpack, whole
+from lit_loader.data.cache_entry import pack, unpack
 from tests.support.decoded import Augment, Decoded, Drawing, ManyAtOnce, all_equal, equal, labels
 from tests.support.samples import METHODS, Call, Counting, Rows, uncollated
 
@@ -55,18 +55,6 @@ def test_one_object_stays_one_and_parts_that_overlap_come_apart(sample: Any) -> 
     one, other = unpack(0, pack(0, sample))
     other[...] = 50
     assert (50 in one) == (one is other) == (sample[0] is sample[1])
-
-
-def test_any_change_of_an_entry_is_found() -> None:
-    written = pack(3, SAMPLES[1])
-    seal(written)
-    assert whole(written) and equal(unpack(3, written), SAMPLES[1])
-    assert unpack(4, written) is MISSING
-    for byte in range(0, len(written), 3):
-        damaged = written.copy()
-        damaged[byte] ^= 0x10
-        assert not whole(damaged) or 44 <= byte < 60  # of the header, unused
-    assert not any(whole(written[:end]) for end in range(0, len(written), 64))
 
 
 def test_indices() -> None:

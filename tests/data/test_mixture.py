@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-import re
 import tracemalloc
 from collections import Counter
 from typing import Any
@@ -26,7 +25,6 @@ from tests.support.samples import Rows
 
 SOURCES = {"a": range(20), "b": range(1000, 1700), "c": range(5000, 5064)}
 FIRST, THEN = {"a": 5, "b": 3, "c": 2}, {"a": 0, "b": 1, "c": 3}
-CHANGED = pytest.mark.filterwarnings("ignore:.*the state was taken with")
 
 
 def mixture(weights: Any = FIRST, sources: Any = SOURCES) -> MixtureDataset:
@@ -46,10 +44,6 @@ def mixed(
 
 def flat(batches: Any) -> list[int]:
     return list(itertools.chain(*(batch.tolist() for batch in batches)))
-
-
-def first_of(loader: DataLoader[Any], count: int) -> list[Any]:
-    return list(itertools.islice(loader, count))
 
 
 def epochs(made: MixtureSampler, count: int) -> list[list[int]]:
@@ -158,10 +152,9 @@ def test_epochs_are_functions_of_the_seed() -> None:
 def test_weights_may_be_left_out_or_0() -> None:
     made = MixtureSampler(mixture(None))
     assert len(made) == 784
-    assert all(abs(made.counts(0)[n] - c) < 60 for n, c in {"a": 20, "b": 700, "c": 64}.items())
     frequent = Counter(itertools.chain(*epochs(made, 20)))
     assert len(frequent) == 784 and all(17 <= count <= 23 for count in frequent.values())
-    assert sampler(THEN).counts(0)["a"] == 0
+    assert min(sampler(THEN)) >= 20
 
 
 def test_any_place_of_a_huge_mixture_is_reached_at_once() -> None:
@@ -202,83 +195,28 @@ def test_ranks_and_a_resume_see_the_same() -> None:
         assert [batch.tolist() for batch in rest] == whole[count:]
 
 
-@CHANGED
 @pytest.mark.filterwarnings("ignore:.*LL334")
-@pytest.mark.parametrize("epoch", [0, 2])
 @pytest.mark.parametrize("count", [0, 7, 49, 50])
-def test_other_weights_count_from_the_state_on(epoch: int, count: int) -> None:
-    """As if that had been the schedule."""
-    scheduled = mixed([(0, FIRST), (epoch * 400 + count * 8, THEN)] if epoch + count else THEN)
-    expected = []
-    for number in range(epoch, epoch + 3):
-        scheduled.set_epoch(number)
-        expected.append(flat(scheduled))
-    first = mixed()
-    first.set_epoch(epoch)
+def test_weights_to_come_may_change(count: int) -> None:
+    """Those of draws that a state has behind it are kept, for samples would be lost or repeated."""
+    first = mixed([(0, FIRST), (900, [1, 1, 1])])
     taken(first, count)
-    other = loaded(mixed(THEN), through_file(first.state_dict()))
-    assert [flat(other), flat(other)] == [expected[0][count * 8 :], expected[1]]
-    again = loaded(mixed(THEN), through_file(other.state_dict()))  # now nothing changes
-    assert flat(again) == expected[2]
-
-
-@CHANGED
-def test_what_was_drawn_by_earlier_weights_is_known() -> None:
-    """Also after two changes; from a state on the loader's own weights count."""
-    first = mixed()
-    run = [batch.tolist() for batch in first_of(first, 10)]
-    second = loaded(mixed(THEN), through_file(first.state_dict()))
-    run += [batch.tolist() for batch in first_of(second, 10)]
-    third = loaded(mixed(), through_file(second.state_dict()))
-    run += [batch.tolist() for batch in third]
-    samples = [[mixture()[i] for i in third.indices_of(0, number)] for number in range(50)]
-    assert samples == run
-    for place, weights in ((5, FIRST), (15, [1, 1, 1])):
-        other = loaded(mixed(weights), through_file(third.state_at(0, place)))
-        changes = [(0, FIRST), (80, THEN)][: 1 + (place > 10)]
-        expected = flat(mixed([*changes, (place * 8, weights)]))[place * 8 :]
-        assert flat(other) == (expected if weights != FIRST else flat(mixed())[place * 8 :])
-
-
-@CHANGED
-def test_sources_are_added_and_taken_out() -> None:
-    first = mixed()
-    begun = flat(first_of(first, 30))
-    now = {"d": range(9000, 9100), "c": SOURCES["c"], "b": SOURCES["b"]}
-    weights = {"d": 2, "c": 1, "b": 1}
-    other = loaded(mixed(weights, now), through_file(first.state_dict()))
-    after = flat(other)
-    assert len(begun) + len(after) == 400
-    assert Counter(number in now["d"] for number in after)[True] == pytest.approx(80, abs=20)
-    assert not any(number < 20 for number in after)
-    goes_round(begun + after, SOURCES | now)
-    other.set_epoch(0)
-    with pytest.raises(StateError, match="source 'a' was drawn from here, and has been taken out"):
-        next(iter(other))
-
-
-def test_what_has_changed_is_said_and_may_be_an_error() -> None:
-    first = mixed()
-    taken(first, 5)
-    state, other = through_file(first.state_dict()), mixed(THEN)
-    before = other.state_dict()
-    line = re.escape("taken with sampler.shares='1/2, 3/10, 1/5', and this loader has sampler.shar")
-    with pytest.raises(UserWarning, match=line):  # as filterwarnings("error") makes it
-        other.load_state_dict(state)
-    assert other.state_dict() == before
-    with pytest.warns(UserWarning, match=line) as caught:
+    state, now = through_file(first.state_dict()), count * 8
+    whole = mixed([(0, FIRST), (max(1, now), THEN)])
+    other = loaded(mixed([(0, FIRST), (max(1, now), THEN)]), state)
+    assert flat(other) == flat(whole)[now % 400 :]
+    with pytest.raises(StateError, match="weights of past draws are fixed"):
         mixed(THEN).load_state_dict(state)
-    assert [each.filename for each in caught] == [__file__]
+    if now > 4:
+        with pytest.raises(StateError, match=f"after {now} draws by other weights.*a=1/2, b=3/10"):
+            mixed([(0, FIRST), (4, THEN)]).load_state_dict(state)
 
 
 def test_a_source_that_has_grown_is_refused() -> None:
     first = mixed()
     taken(first, 3)
-    with pytest.raises(StateError, match="source 'a' has 20 samples, and this one has 21"):
+    with pytest.raises(StateError, match="dataset_length=784"):
         mixed(sources={**SOURCES, "a": range(21)}).load_state_dict(first.state_dict())
-
-
-SOME = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 3))
 
 
 # --- refused ---

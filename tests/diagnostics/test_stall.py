@@ -4,8 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -187,15 +185,3 @@ def test_it_comes_once_more_after_ten_times_as_long(gate: Gate) -> None:
         loader = DataLoader(Call(sample, 1), num_workers=1, stall_warning=0.3)
         assert ints(loader) == [0]
     assert len(told) == 2
-
-
-PLAIN = """
-import sys
-from lit_loader import DataLoader
-list(DataLoader(range(8), num_workers=2, multiprocessing_context="fork"))
-assert not [name for name in sys.modules if name.startswith("lit_loader.diagnostics")]
-"""
-
-
-def test_a_plain_run_does_not_import_it() -> None:
-    subprocess.run([sys.executable, "-c", PLAIN], check=True, timeout=200)

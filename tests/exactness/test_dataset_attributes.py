@@ -22,8 +22,6 @@ N = 8
 HOW: dict[str, dict[str, Any]] = {
     "no workers": {"num_workers": 0},
     "fork": {"num_workers": 2, "multiprocessing_context": "fork"},
-    "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
-    "forkserver": {"num_workers": 2, "multiprocessing_context": "forkserver"},
     "threads": {"num_workers": 2, "worker_method": "thread"},
 }
 

@@ -52,7 +52,6 @@ from tests.support.exact import (
 from tests.support.samples import OfLength, own_generators, worker_pids
 
 pytestmark = [
-    pytest.mark.process,
     pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning"),
     pytest.mark.filterwarnings("ignore:.*LL334"),  # a state of an epoch's end
 ]
@@ -246,8 +245,10 @@ def reference(name: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", some(5))
-@pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(
+    ("workers", "persistent"),
+    [(1, False), (2, True), pytest.param(4, True, marks=pytest.mark.slow)],
+)
 def test_epochs_are_equal_for_any_number_of_workers(
     workers: int, name: str, persistent: bool
 ) -> None:
@@ -335,8 +336,14 @@ def test_resized(name: str) -> None:
             assert found == expected if in_order else Counter(found) == Counter(expected)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("name", ["shuffle", "held, by batch", "jittered, by sample"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("shuffle", "forkserver"),
+        ("held, by batch", "forkserver"),
+        ("jittered, by sample", "spawn"),
+    ],
+)
 def test_other_start_methods(name: str, method: str) -> None:
     """One set of workers: every stop by loading in place."""
     case, expected = CASES[name], reference(name)

@@ -65,7 +65,6 @@ def test_a_dataset_written_for_torch(workers: int) -> None:
     assert sorted(itertools.chain(*batches)) == [*range(20)]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataset_that_does_not_ask(workers: int) -> None:
     with pytest.warns(UserWarning, match=r"Unshared is read by 4 readers \(num_shards\).*LL201"):

@@ -6,8 +6,6 @@ or a list that torch's loader and ours are compared by. Marked slow, each runs w
 
 from __future__ import annotations
 
-import copy
-import pickle
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,15 +15,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import (
-    BatchSampler,
     Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
     Subset,
 )
-from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, get_rng, get_shard
 from tests.support.programs import run_python
@@ -93,13 +90,12 @@ def a_loader_for_each_epoch(make: Make) -> int:
     return distinct(tuple(rows(make(data, batch_size=4, shuffle=True))) for _ in range(4))
 
 
-def validation_is_trained_on(make: Make, kind: str = "torch") -> int:
-    train, val = make(Augmented(kind), batch_size=4, shuffle=True), make(Augmented(kind), 4)
-    return sum(shared(noise(train), noise(val)) for _ in range(3))
-
-
-def validation_is_trained_on_numpy(make: Make) -> int:
-    return validation_is_trained_on(make, "numpy")
+def validation_is_trained_on(make: Make) -> int:
+    found = 0
+    for kind in ("torch", "numpy"):
+        train, val = make(Augmented(kind), batch_size=4, shuffle=True), make(Augmented(kind), 4)
+        found += sum(shared(noise(train), noise(val)) for _ in range(3))
+    return found
 
 
 def parts_of_one_dataset(make: Make) -> int:
@@ -149,12 +145,6 @@ def passes_of_one_loader(make: Make) -> int:
     return distinct(noise(loader) for _ in range(5))
 
 
-def a_batch_sampler_of_torch(make: Make) -> int:
-    sampler = BatchSampler(RandomSampler(Indices()), 4, drop_last=False)
-    loader = make(Indices(), batch_sampler=sampler)
-    return distinct(indices(loader) for _ in range(4))
-
-
 def trials_with_one_seed_each(make: Make) -> int:
     def trial(seed: int) -> tuple[Any, ...]:
         torch.manual_seed(seed)
@@ -166,13 +156,11 @@ def trials_with_one_seed_each(make: Make) -> int:
 VARIED: dict[Program, Any] = {
     a_loader_for_each_epoch: 4,
     validation_is_trained_on: 0,
-    validation_is_trained_on_numpy: 0,
     parts_of_one_dataset: 0,
     episodes: 0,
     pairs: True,
     bagging: 5,
     passes_of_one_loader: 5,
-    a_batch_sampler_of_torch: 4,
     trials_with_one_seed_each: 3,
 }
 
@@ -206,15 +194,6 @@ def seed_before_validation(make: Make) -> tuple[int, int]:
     return distinct(trained), distinct(passes)
 
 
-def generators_of_one_seed(make: Make) -> tuple[int, int]:
-    def loader() -> Any:
-        generator = torch.Generator().manual_seed(5)
-        return make(Indices(), batch_size=4, shuffle=True, generator=generator)
-
-    first = loader()
-    return distinct([indices(first), indices(loader())]), distinct(indices(first) for _ in range(3))
-
-
 def a_place_put_back(make: Make) -> tuple[bool, bool]:
     """What people resume by: the state of torch's generator, and a new loader."""
     torch.manual_seed(1)
@@ -241,67 +220,13 @@ SEEDED: dict[Program, Any] = {
     seed_then_a_new_loader: 1,
     seed_before_each_pass: 1,
     seed_before_validation: (3, 1),
-    generators_of_one_seed: (1, 3),
     a_place_put_back: (True, True),
     all_are_seeded: (1, 1, 1),
 }
 
-# --- passes of one loader within each other ---
 
-
-def a_pass_in_each_step(make: Make) -> tuple[int, int]:
-    loader = make(Augmented(), batch_size=4, shuffle=True)
-    passes = [rows(loader) for _ in loader]
-    return distinct(map(tuple, passes)), distinct(tuple(row[0] for row in each) for each in passes)
-
-
-def looks_in_each_step(make: Make) -> int:
-    loader = make(Augmented(), batch_size=4, shuffle=True)
-    return distinct(tuple(rows([next(iter(loader))])) for _ in range(3) for _ in loader)
-
-
-def two_endless_ones_in_turns(make: Make) -> int:
-    loader = make(Augmented(), batch_size=4, shuffle=True)
-
-    def endless() -> Iterator[Any]:
-        while True:
-            yield from loader
-
-    one, other = endless(), endless()
-    turns = [one, other, one, one, other] * 9
-    return distinct(tuple(rows([next(each)])) for each in turns)
-
-
-def an_epoch_beside_an_iterator_that_is_kept(make: Make) -> int:
-    loader = make(Augmented(), batch_size=4, shuffle=True)
-    kept = iter(loader)  # as a tutorial shows some images
-    first = noise([next(kept)])
-    epochs = [noise(loader) for _ in range(3)]
-    assert not any(shared(first, each) for each in epochs)
-    return distinct(epochs)
-
-
-def seed_before_a_pass_in_each_step(make: Make) -> int:
-    loader = make(Augmented(), batch_size=4, shuffle=True)
-
-    def evaluate() -> tuple[Any, ...]:
-        torch.manual_seed(3)
-        return tuple(rows(loader))
-
-    return distinct(evaluate() for _ in loader)
-
-
-WITHIN: dict[Program, Any] = {
-    a_pass_in_each_step: (6, 6),
-    looks_in_each_step: 18,
-    two_endless_ones_in_turns: 45,
-    an_epoch_beside_an_iterator_that_is_kept: 3,
-    seed_before_a_pass_in_each_step: 1,
-}
-
-HOW: dict[str, dict[str, Any]] = {
+HOW: dict[str, dict[str, Any]] = {  # workers of each pass: test_passes.py
     "in the process": {},
-    "workers": {"num_workers": 2},
     "persistent workers": {"num_workers": 2, "persistent_workers": True},
 }
 
@@ -342,33 +267,7 @@ def test_what_the_program_seeds_is_fixed(program: Program, wanted: Any, made: Ma
     assert program(made) == wanted
 
 
-@pytest.mark.parametrize(("program", "wanted"), named(WITHIN))
-def test_passes_within_each_other_are_new(
-    program: Program, wanted: Any, made: Make, how: dict[str, Any]
-) -> None:
-    if how.get("persistent_workers") and type(made(Indices(), 4)) is TorchLoader:
-        pytest.skip("torch's persistent workers have one iterator")
-    torch.seed()
-    assert program(made) == wanted
-
-
 # --- as with torch's, and better ---
-
-
-def test_torch_alone_is_seeded(how: dict[str, Any]) -> None:
-    """NumPy's numbers follow from torch's seed, as with torch's loader with workers."""
-
-    def run() -> list[Any]:
-        torch.manual_seed(4)
-        loader = DataLoader(Augmented("numpy"), batch_size=4, **how)
-        found = rows(loader)
-        loader.close()
-        return found
-
-    np.random.seed(None)
-    first = run()
-    np.random.random()
-    assert run() == first
 
 
 def test_torch_alone_is_seeded_in_another_process(tmp_path: Path) -> None:
@@ -415,16 +314,6 @@ if __name__ == "__main__":
     assert len(set(seeded)) == 1
     orders = [[rows for rows, _ in eval(line)] for line in (seeded[0], first, second)]
     assert orders[0] == orders[1] == orders[2]
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
-)
-def test_copies_are_independent(copied: Any) -> None:
-    loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
-    rows(loader)
-    other, another = copied(loader), copied(loader)
-    assert distinct([tuple(rows(loader)), tuple(rows(other)), tuple(rows(another))]) == 3
 
 
 # --- streams ---
@@ -493,35 +382,3 @@ class Draws(Files):
 
 def test_shards_differ_by_the_generator_of_their_share() -> None:
     assert distinct(indices(DataLoader(Draws(), 1, num_workers=2, num_shards=8))) == 8
-
-
-# --- who is told an epoch ---
-
-
-class Told(Dataset[Tensor]):
-    def __init__(self) -> None:
-        self.epoch, self.calls = 0, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch, self.calls = epoch, self.calls + 1
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([self.epoch, self.calls])
-
-
-def epoch_of(loader: Any) -> int:
-    (found,) = {int(batch[0][0]) for batch in loader}
-    return found
-
-
-def test_a_dataset_is_told_what_the_program_tells_it(how: dict[str, Any]) -> None:
-    data = Told()
-    loader, found = DataLoader(data, **how), []
-    for epoch in (10, 11, 12):
-        data.set_epoch(epoch)
-        found.append(epoch_of(loader))
-    loader.close()
-    assert found == [10, 11, 12]

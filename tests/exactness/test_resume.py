@@ -13,7 +13,7 @@ from torch.utils.data import RandomSampler
 from lit_loader import CachedDataset, DataLoader
 from tests.support.datasets import Augmented, BufferedStream, Numbers
 from tests.support.exact import StatefulSampler, digests, loaded, taken, through_file
-from tests.support.samples import Call, Counting, pool_of
+from tests.support.samples import Call, Counting
 
 SAMPLERS: dict[str, Any] = {
     "shuffle": lambda: {"shuffle": True},
@@ -36,19 +36,6 @@ def test_states_given_out_do_not_change(kind: str) -> None:
     kept = copy.deepcopy(state)
     digests(iterator), digests(loader), digests(loaded(make(kind), state))
     assert state == kept
-
-
-def test_taking_a_state_starts_nothing_and_changes_nothing() -> None:
-    with make(num_workers=2) as watched, make() as alone:
-        for _ in range(3):
-            watched.state_dict()
-        assert pool_of(watched) is None
-        got = []
-        for batch in watched:
-            got += digests([batch])
-            watched.state_dict()
-        watched.state_dict()
-        assert [got, digests(watched)] == [digests(alone), digests(alone)]
 
 
 @pytest.mark.filterwarnings("ignore:.*LL333")
@@ -124,16 +111,20 @@ def test_a_state_of_the_first_step_after_an_epoch_was_given_up(kind: str, stop: 
         assert digests(resumed) == expected
 
 
-@pytest.mark.parametrize("ask", [False, True])
+@pytest.mark.parametrize(("taken", "ask"), [(1, False), (6, False), (6, True)])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_samplers_generator_moves_as_far_as_with_torch(workers: int, ask: bool) -> None:
-    """Also where a loop, as Lightning's, does not ask for more than there is."""
+def test_a_samplers_generator_moves_as_far_as_with_torch(
+    workers: int, taken: int, ask: bool
+) -> None:
+    """Where a loop takes one batch, as Composer's resume; and where it does not ask for the end."""
+    if workers and taken == 1:
+        pytest.skip("torch draws ahead for its workers")
     found = []
     for kind in (TorchLoader, DataLoader):
         sampler = RandomSampler(range(24), generator=torch.Generator().manual_seed(8))
         loader: Any = kind(range(24), 4, sampler=sampler, num_workers=workers)
         iterator = iter(loader)
-        for _ in range(6):
+        for _ in range(taken):
             next(iterator)
         assert not ask or next(iterator, None) is None
         del iterator

@@ -9,6 +9,8 @@ import torch
 from tests.support.programs import run_python
 from tests.support.recipes import EXAMPLES, TRAIN, run
 
+pytestmark = pytest.mark.pages
+
 
 def test_the_main_job(tmp_path: Path) -> None:
     """As the README names it: it learns, writes what it says, and prints nothing stray."""
@@ -33,11 +35,10 @@ def test_the_main_job(tmp_path: Path) -> None:
         assert word not in printed
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_overrides_reach_the_loaders(tmp_path: Path, method: str) -> None:
+def test_overrides_reach_the_loaders(tmp_path: Path) -> None:
     printed = run(
         tmp_path, TRAIN, "trainer.max_epochs=1", "loader.num_workers=1", "data.val.batch_size=512",
-        f"loader.multiprocessing_context={method}", f"hydra.run.dir={tmp_path}/run", "test=false",
+        "loader.multiprocessing_context=spawn", f"hydra.run.dir={tmp_path}/run", "test=false",
     )  # fmt: skip
     assert "val: factory Digits, batch_size=512" in printed
     assert "test/acc" not in printed

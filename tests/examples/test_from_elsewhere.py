@@ -56,10 +56,9 @@ def test_the_page_shows_lines_of_the_programs() -> None:
         assert shown <= {*(MOVES / f"{name}.diff").read_text().splitlines()}, title
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("title", NEEDED)
-@pytest.mark.parametrize(
-    "moved", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"]
-)
+@pytest.mark.parametrize("moved", [False, True], ids=["before", "after"])
 def test_nothing_is_lost(title: str, moved: bool, tmp_path: Path) -> None:
     name, library = NEEDED[title]
     if find_spec(library) is None:
@@ -177,6 +176,7 @@ WAYS = {
 }
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("overrides", WAYS)
 def test_the_template(template: Callable[..., Any], overrides: str) -> None:
     """Its other files stay as they are, and mean what they meant."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.project.readmes import ROOT
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.pages, pytest.mark.timeout(200)]
 
 
 @pytest.fixture

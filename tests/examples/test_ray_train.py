@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.remote.test_ray import nodes  # noqa: F401
 from tests.support.ray_nodes import Node, joining
 from tests.support.recipes import EXAMPLES
 
-pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 pytest.importorskip("ray.train", exc_type=ImportError)
 
@@ -47,7 +46,7 @@ def test_a_rank_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_node_is_killed_and_one_rank_goes_on(
-    nodes: list[Node],  # noqa: F811
+    nodes: list[Node],
     tmp_path: Path,
 ) -> None:
     for number in range(2):

@@ -11,6 +11,8 @@ import torch
 
 from tests.support.recipes import EXAMPLES
 
+pytestmark = pytest.mark.pages
+
 
 @pytest.fixture
 def script(

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.recipes import EXAMPLES, TRAIN, run
 
+pytestmark = pytest.mark.pages
+
 
 class Recipe(NamedTuple):
     """What it needs, how it is shortened, what its figures are, and the pictures that it leaves."""
@@ -179,6 +181,3 @@ def test_two_nodes_on_one_machine(tmp_path: Path) -> None:
     assert printed.count("written to") == 1
     steps = json.loads((tmp_path / "run" / "metrics.json").read_text())["steps"]
     assert steps == -(-539 // 32)
-
-
-# --- what the datasets promise ---

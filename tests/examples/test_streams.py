@@ -23,6 +23,7 @@ from lit_loader import DataLoader
 from tests.support.exact import through_file
 
 pytestmark = [
+    pytest.mark.pages,
     pytest.mark.usefixtures("examples"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning"),

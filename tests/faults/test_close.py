@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
-from tests.support.samples import METHODS, Call, Rows, hang, share, usage, worker_pids
+from tests.support.samples import Call, Rows, hang, share, usage, worker_pids
 from tests.support.sessions import end_all, finish, launch
 from tests.support.tools import wait_gone
 
@@ -110,8 +110,7 @@ class Producing(IterableDataset[int]):
 
 
 @PERSISTENT
-@pytest.mark.parametrize("method", [*METHODS[:1], METHODS[-1]])
-@pytest.mark.parametrize("shards", [None, 2], ids=["", "shards"])
+@pytest.mark.parametrize(("method", "shards"), [("fork", None), ("fork", 2), ("forkserver", 2)])
 def test_a_stream_that_is_left_is_closed(
     tmp_path: Path, shards: int | None, method: Any, persistent: bool
 ) -> None:
@@ -185,9 +184,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("method", "how"),
     [
-        pytest.param(method, how, marks=() if method == "fork" else pytest.mark.slow)
-        for method in METHODS
-        for how in ("ignored", "thread")
+        ("fork", "ignored"),
+        ("fork", "thread"),
+        pytest.param("forkserver", "thread", marks=pytest.mark.slow),
     ],
 )
 def test_children_that_others_reap(tmp_path: Path, method: str, how: str) -> None:
@@ -229,10 +228,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("where", "options"),
     [
-        ("working", {"num_workers": 2}),
         ("waiting", {"num_workers": 2, "persistent_workers": True}),
         ("working", {"num_workers": 2, "pin_memory": True}),
-        pytest.param("waiting", {"num_workers": 1, "timeout": 600}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -89,8 +89,12 @@ def missing(cell: Cell) -> str | None:
         return "the last that a reader sends is that it has come to its end"
     if cell.fault == "lock" and cell.point not in ("starting", "fetching", "collating"):
         return "a library's lock is taken in the user's code"
-    if cell.method != "fork" and cell.pin:
-        return "the pin-memory thread does not meet with how a worker was started"
+    if cell.pin and (cell.method != "fork" or cell.kind not in ("map", "stream")):
+        return "the pin-memory thread meets neither how a worker was started, nor what it reads"
+    if cell.method != "fork" and cell.kind not in ("map", "stateful"):
+        return "nor does how a worker was started meet what it reads"
+    if cell.fault in HARMLESS and cell.kind != "map":
+        return "the worker goes on, whatever it reads"
     return None
 
 
@@ -110,7 +114,7 @@ def by_default(cell: Cell) -> bool:
         return cell.kind == "map" and cell.persistent
     if cell.fault in DEATHS[1:]:
         return cell.kind == ("stream" if cell.persistent else "map") and cell.pin
-    return cell.kind in ("map", "stream") or (cell.pin and cell.persistent)
+    return cell.kind in ("map", "stream") or cell.persistent
 
 
 def cells() -> Iterator[Any]:
@@ -255,9 +259,6 @@ def test_spawn(tmp_path: Path) -> None:
             assert epoch_of(loader, epoch) == expected
     assert faults.struck == len(SCRIPT)
     assert len(texts) >= 5
-
-
-# Memory ----------------------------------------------------------------------------------------
 
 
 # The parent ------------------------------------------------------------------------------------

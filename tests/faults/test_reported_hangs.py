@@ -5,7 +5,6 @@ fork: `tests/diagnostics/test_fork_dangers.py`; signals to a job: `test_signals.
 `tests/core/epoch/test_limits.py`.
 """
 
-import importlib.util
 import os
 from pathlib import Path
 
@@ -74,45 +73,6 @@ def test_beside_threads_that_log_compute_and_pin(tmp_path: Path) -> None:
     """OpenMP is in use, and workers are replaced in the midst of it."""
     (tmp_path / "program.py").write_text(BUSY)
     assert run_python(tmp_path, "program.py") == "well\n"
-
-
-OPENCV = """
-import threading
-import cv2, numpy as np
-from lit_loader import DataLoader
-
-ok, jpeg = cv2.imencode(".jpg", np.random.randint(0, 255, (300, 400, 3), np.uint8))
-
-class Images:
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, index):
-        return cv2.resize(cv2.imdecode(jpeg, cv2.IMREAD_COLOR), (64, 64))
-
-done = threading.Event()
-
-def preview():
-    while not done.is_set():
-        cv2.GaussianBlur(cv2.imdecode(jpeg, cv2.IMREAD_COLOR), (31, 31), 0)
-
-threads = [threading.Thread(target=preview) for _ in range(2)]
-for thread in threads:
-    thread.start()
-try:
-    loader = DataLoader(
-        Images(), 4, num_workers=2, multiprocessing_context="fork", timeout=30, seed=1
-    )
-    print(sum(len(batch) for batch in loader))
-finally:
-    done.set()
-"""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("cv2") is None, reason="cv2 is not installed")
-def test_images_are_decoded_beside_a_thread_that_decodes(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(OPENCV)
-    assert run_python(tmp_path, "program.py").endswith("16\n")
 
 
 LOCKED = """

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from tests.support.samples import METHODS
 from tests.support.sessions import (
     end_all,
     expect,
@@ -28,9 +27,7 @@ from tests.support.sessions import (
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
 
 SLOW = pytest.mark.slow
-METHOD = pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(m, marks=SLOW) for m in METHODS[1:])]
-)
+METHOD = pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=SLOW)])
 
 
 @pytest.fixture(autouse=True)
@@ -159,22 +156,19 @@ def test_an_interruption_without_workers(tmp_path: Path, name: str, last: str) -
 # Handlers --------------------------------------------------------------------------------------
 
 GROUP = """
-import torch
 named, ran = sys.argv[3].split(), os.pipe()
 os.set_blocking(ran[0], False)
 for name in named:
     signal.signal(getattr(signal, name), lambda *_: os.write(ran[1], f"{os.getpid()} ".encode()))
-make = torch.utils.data.DataLoader if sys.argv[4] == "torch" else DataLoader
 gated[:] = [9, 10]  # each worker is at one
-loader = make(data, batch_size=None, num_workers=2, multiprocessing_context=method)
+loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=method)
 warnings.simplefilter("error")
 found, iterator = [], iter(loader)
 for batch in iterator:
     found.append(int(batch))
     if len(found) == 9:
         say("next 9")
-if sys.argv[4] != "torch":  # forked workers of torch's run the program's handlers
-    assert {*map(int, os.read(ran[0], 1 << 16).split())} == {os.getpid()}
+assert {*map(int, os.read(ran[0], 1 << 16).split())} == {os.getpid()}
 say(found == list(range(40)))
 """
 
@@ -182,20 +176,11 @@ SENT = ["HUP", "TERM", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "XCPU", "QUIT",
 """What schedulers, terminals and limits send to all processes of a job."""
 
 
-@pytest.mark.parametrize(
-    ("whose", "method"),
-    [("torch", "fork"), ("ours", "fork"), *(pytest.param("ours", m, marks=SLOW) for m in METHODS)],
-)
-def test_signals_to_the_group_are_the_parents_affair(
-    tmp_path: Path, whose: str, method: str
-) -> None:
+@METHOD
+def test_signals_to_the_group_are_the_parents_affair(tmp_path: Path, method: str) -> None:
     """Its handlers run there alone. It goes on, and so do its workers: no batch is made again."""
-    if whose == "torch":
-        # Spawned workers of torch's have no handler; forked ones run the program's.
-        sent = [f"SIG{name}" for name in SENT if name != "TERM"]
-    else:
-        sent = [f"SIG{name}" for name in SENT]
-    process = start(GROUP, tmp_path, method, " ".join(sent), whose)
+    sent = [f"SIG{name}" for name in SENT]
+    process = start(GROUP, tmp_path, method, " ".join(sent))
     expect(process, "fetching 9", "fetching 10", "next 9")
     for name in sent:
         os.killpg(process.pid, getattr(signal, name))
@@ -217,7 +202,7 @@ list(loader)
 
 
 @METHOD
-@pytest.mark.parametrize("name", ["TERM", "HUP", "QUIT", "USR1", "XCPU", "ALRM"])
+@pytest.mark.parametrize("name", ["TERM", "QUIT", "USR1"])
 def test_when_the_parent_ends_of_it_so_do_they(tmp_path: Path, name: str, method: str) -> None:
     process = start(ENDED, tmp_path, method)
     expect(process, "fetching 9", "fetching 10")

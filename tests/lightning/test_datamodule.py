@@ -11,8 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 import lit_loader
-from lit_loader import LoaderConfig, LoaderDataModule, OptionError
-from lit_loader.lightning.datamodule import SPLITS
+from lit_loader import LoaderDataModule, OptionError
 from tests.support import lightning_runs
 from tests.support.lightning_runs import Noting, Parallel, needs_2_6, quiet_trainer
 from tests.support.samples import Counting, worker_pids
@@ -75,13 +74,8 @@ REFUSED: dict[str, Any] = {
     "train: timeout": lambda: trained(train={"timeout": 3}),
     "val: num_workers": lambda: trained(val={"num_workers": -1}),
     "prefetch_factor": lambda: trained(prefetch_factor=4),
-    "reaches no split": lambda: trained(
-        loader={"batch_size": 4}, **dict.fromkeys(SPLITS, LoaderConfig())
-    ),
-    "unknown split 'vall'": lambda: trained(loaders={"vall": {}}),
-    "'b' among several": lambda: trained({"train": [Points, Points]}, loaders={"train": {"b": {}}}),
     "shared_key": lambda: trained({"train": Points, "val": [Points, Points()]}, shared_key="v1"),
-    "factory must make a dataset": lambda: trained(
+    "datasets['train'] must make": lambda: trained(
         {"train": {"a": Points(), "b": lambda: 3.0}}
     ).setup("fit"),
     "make_dataset": lambda: Nothing().setup("fit"),
@@ -129,13 +123,11 @@ def test_short_forms_count_before_options_are_checked(common: dict[str, Any]) ->
     """As with one loader: options for workers fit, since there are workers."""
     several = {"val": {"clean": Points, "noisy": Points}, "train": Points}
     data = LoaderDataModule(
-        several, loader=common, num_workers=2, train={"persistent_workers": True},
-        loaders={"val": {"noisy": {"prefetch_factor": 3}}},
-    )  # fmt: skip
+        several, loader=common, num_workers=2, train={"persistent_workers": True}
+    )
     assert of_workers(data, "train") == (2, 4, True)
     assert of_workers(data, "val") == of_workers(data, "predict") == (2, 4, False)
-    loaders = data.val_dataloader()
-    assert [loaders[name].prefetch_factor for name in ("clean", "noisy")] == [4, 3]
+    assert [each.prefetch_factor for each in data.val_dataloader().values()] == [4, 4]
     made = LoaderDataModule.from_datasets(Points(), num_workers=2, loader=common)
     assert of_workers(made, "train") == (2, 4, False)
 
@@ -147,15 +139,6 @@ def test_a_split_without_workers_below_common_options_for_workers() -> None:
     assert of_workers(data, "train") == (2, 4, True)
     with pytest.raises(OptionError, match="val: .* needs worker processes"):
         trained(loader=common, val={"num_workers": 0, "prefetch_factor": 3})
-
-
-def test_options_of_single_loaders() -> None:
-    several = {"val": {"clean": Points, "noisy": Points}, "test": [Points, Points]}
-    single = {"val": {"noisy": {"batch_size": 2}}, "test": {1: {"batch_size": 4}}}
-    data = LoaderDataModule(several, batch_size=8, loaders=single)
-    sizes = {name: loader.batch_size for name, loader in data.val_dataloader().items()}
-    assert sizes == {"clean": 8, "noisy": 2}
-    assert [loader.batch_size for loader in data.test_dataloader()] == [8, 4]
 
 
 # --- under the Trainer ---

@@ -84,6 +84,16 @@ def test_strategies(cell: str, tmp_path: Path) -> None:
     assert prepared == ["0"] * (2 * len(seen) + predicts)  # once for each run, by one rank alone
 
 
+def test_a_run_without_a_seed_resumes_exactly_with_the_random_state_callback(
+    tmp_path: Path,
+) -> None:
+    run(tmp_path, "ddp_fork", "unseeded")
+    whole, resumed = read(tmp_path, "fork-whole"), read(tmp_path, "fork-resumed")
+    for before, after in zip(whole, resumed, strict=True):
+        assert len(before["seen"]) == (EPOCHS + 1) * BATCHES
+        assert after["seen"] == before["seen"][SAVED:]
+
+
 SLOW_KILLS = [
     pytest.param(f"{strategy} {method} {rank}", marks=pytest.mark.slow)
     for strategy in ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")

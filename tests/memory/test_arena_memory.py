@@ -1,113 +1,22 @@
-"""What the arena costs: memory of a past peak goes back, and a budget is kept."""
+"""The arena under threads and the garbage collector: no slot is used twice at a time."""
 
 import gc
-import itertools
 import mmap
 import os
 import random
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from lit_loader.core.transport import arena as arena_module
-from lit_loader.core.transport.arena import Arena, Slot
-from tests.support.samples import given
+from lit_loader.core.transport.arena import Arena
 
 PAGE = mmap.PAGESIZE
 BATCH = 64 << 10
-DEPTH = 4
-EPOCH = 128
-
-needs_memfd = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd here")
 
 
-class Consumer:
-    """A loader in miniature: tasks are sent while there is room, made at once, given out in order.
-
-    ``size`` says how many bytes a batch has, by its number; the last ``hold`` batches are kept, and
-    compared with what they should be when they are let go of. ``peak`` is the real memory that the
-    arena has taken at most, by the kernel's account.
-    """
-
-    def __init__(self, arena: Arena, size: Callable[[int], int], hold: int = 2) -> None:
-        self.arena, self.size, self.hold = arena, size, hold
-        self.held: deque[tuple[int, Any]] = deque()
-        self.flight: deque[tuple[int, Slot]] = deque()
-        self.peak = 0
-        self.numbers = itertools.count()
-
-    def take(self, count: int) -> None:
-        for _ in range(count):
-            while len(self.flight) < DEPTH and self.arena.room(len(self.flight)) > 0:
-                number, slot = next(self.numbers), self.arena.acquire(8)
-                slot.memory[: self.size(number)] = number % 251
-                self.flight.append((number, slot))
-            self.peak = max(self.peak, os.fstat(self.arena.fd).st_blocks * 512)
-            number, slot = self.flight.popleft()
-            self.let_go(self.hold - 1)
-            self.held.append((number, given(self.arena, slot, self.size(number))))
-
-    def epochs(self, count: int) -> None:
-        for _ in range(count):
-            self.arena.trim(DEPTH + 2)
-            self.take(EPOCH)
-
-    def let_go(self, keep: int = 0) -> None:
-        while len(self.held) > keep:
-            number, batch = self.held.popleft()
-            assert len(batch) == self.size(number)
-            assert (batch == number % 251).all()
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of all system calls that change what is mapped or there."""
-    made: list[str] = []
-
-    def watch(owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-
-        def called(*args: Any, **options: Any) -> Any:
-            made.append(name)
-            return original(*args, **options)
-
-        monkeypatch.setattr(owner, name, called)
-
-    class Watched(mmap.mmap):
-        def madvise(self, *args: Any) -> Any:
-            made.append("madvise")
-            return super().madvise(*args)
-
-        def __del__(self) -> None:
-            made.append("munmap")
-
-    watch(os, "ftruncate")
-    watch(arena_module, "map_part")
-    monkeypatch.setattr(mmap, "mmap", Watched)
-    return made
-
-
-@pytest.mark.parametrize("budget", [None, 12 * BATCH], ids=["unlimited", "budget"])
-@pytest.mark.parametrize("hold", [1, 3])
-def test_nothing_is_mapped_or_given_back_while_nothing_changes(
-    calls: list[str], budget: int | None, hold: int
-) -> None:
-    arena = Arena(64, in_flight=DEPTH, budget=budget)
-    sizes = random.Random(5).choices(range(BATCH * 3 // 4, BATCH), k=997)
-    consumer = Consumer(arena, lambda number: sizes[number % 997], hold)
-    consumer.epochs(2)
-    assert calls  # what is watched for is seen
-    calls.clear()
-    consumer.epochs(4)
-    assert calls == []
-    consumer.let_go()
-    arena.close()
-
-
-@needs_memfd
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd here")
 @pytest.mark.parametrize("budget", [None, 10 * BATCH], ids=["unlimited", "budget"])
 def test_threads_and_the_collector_never_meet_a_slot_in_use(
     budget: int | None, monkeypatch: pytest.MonkeyPatch
@@ -147,21 +56,4 @@ def test_threads_and_the_collector_never_meet_a_slot_in_use(
     gc.collect()
     assert not mixed
     assert (len(arena._leased), arena.in_flight) == (0, 0)
-    arena.close()
-
-
-@needs_memfd
-def test_a_change_of_sizes_under_a_budget() -> None:
-    """What is under way is larger than could be known; from then on it is kept within bounds."""
-    budget = 8 * BATCH
-    arena = Arena(64, in_flight=DEPTH, budget=budget)
-    sizes = [*[BATCH // 4] * 50, *[2 * BATCH] * 100, *[BATCH // 4] * 500]
-    consumer = Consumer(arena, lambda number: sizes[number])
-    consumer.take(50 + DEPTH + 2)
-    consumer.peak = 0
-    consumer.take(90)
-    assert 4 * BATCH < consumer.peak <= budget * 1.1
-    consumer.epochs(3)
-    assert consumer.arena.room(0) > 20
-    consumer.let_go()
     arena.close()

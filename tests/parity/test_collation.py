@@ -4,19 +4,14 @@ Each case runs in-process and through workers: what is returned must be the same
 """
 
 import dataclasses
-import datetime
-import decimal
 import enum
 from collections import defaultdict, namedtuple
 from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from torch.utils.data import default_collate
 
-from tests.core.batch.test_collate import SAMPLES, check_same
 from tests.support.datasets import Call
 from tests.support.samples import uncollated as as_is
 from tests.support.tools import is_oracle
@@ -38,24 +33,6 @@ def load(loader_class, num_workers, sample, **options) -> list[Any]:
     """All batches of four samples, each ``sample(index)``."""
     options.setdefault("batch_size", 2)
     return list(loader_class(Call(sample, length=4), num_workers=num_workers, **options))
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's, of arrays that are read-only, or in other orders
-def test_default_collation(loader_class, num_workers):
-    """What torch's function makes of the samples; what has a history cannot be carried."""
-    given = {name: samples for name, samples in SAMPLES.items() if "grad" not in name}
-    del given["parameters"]
-    if is_oracle(loader_class):  # in its workers it is the first one's dtype that counts
-        given = {name: samples for name, samples in given.items() if "mixed" not in name}
-        del given["integers, then floats"]
-    loader = loader_class(
-        Call(lambda key: given[key[0]][key[1]]),
-        batch_sampler=[[(name, i) for i in range(len(given[name]))] for name in given],
-        num_workers=num_workers,
-    )
-    for (name, samples), batch in zip(given.items(), loader, strict=True):
-        assert type(batch) is type(default_collate(samples)), name
-        check_same(batch, default_collate(samples))
 
 
 CONVERTED = {
@@ -89,10 +66,7 @@ def test_conversion_without_batching(loader_class, num_workers):
     samples = {name: lambda make=make: make(0) for name, (make, _) in CONVERTED.items()}
     for name, found in each(loader_class, num_workers, samples).items():
         expected = CONVERTED[name][1]
-        if isinstance(expected, np.ndarray):
-            assert type(found) is np.ndarray
-            found, expected = found.tolist(), expected.tolist()
-        check_same(found, expected)
+        assert (type(found), repr(found)) == (type(expected), repr(expected))
 
 
 FALSY = [None, False, True, 0, "", (), [], {}]
@@ -127,15 +101,9 @@ def test_changing_a_batch_changes_no_other(loader_class, num_workers):
 
 
 ARRAYS = {
-    "float16": np.arange(4, dtype=np.float16),
     "big-endian": np.arange(4, dtype=">i4"),
-    "unicode": np.array(["a", "bcd"]),
-    "bytes": np.array([b"a", b"bcd"]),
     "object": np.array([1, "two", None], dtype=object),
     "structured": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
-    "datetime": np.array(["2020-01-01"], dtype="datetime64[D]"),
-    "complex array": np.array([1 + 2j]),
-    "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
     "empty": np.empty((0, 3)),
     "0-d": np.array(7),
 }
@@ -143,21 +111,12 @@ OBJECTS = {
     "record": Record("a", torch.ones(1)),
     "enum": Colour.RED,
     "path": PurePosixPath("a/b"),
-    "date": datetime.datetime(2020, 1, 2),
-    "decimal": decimal.Decimal("1.5"),
     "set": {1, 2},
-    "frozenset": frozenset("ab"),
-    "complex": 1 + 2j,
     "huge int": 2**100,
     "defaultdict": defaultdict(list, a=[1]),
-    "bytearray": bytearray(b"abc"),
     "class": Record,
     "large bytes": b"x" * 3_000_000,
     "large text": "é" * 1_000_000,
-    "deep list": [[[[[[1]]]]]],
-    "ellipsis": ...,
-    "range": range(3),
-    "slice": slice(1, 2),
     "dtype": torch.float16,
     "device": torch.device("cpu"),
     "size": torch.Size([1, 2]),

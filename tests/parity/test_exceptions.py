@@ -55,19 +55,26 @@ def test_an_iterator_survives_bad_samples(loader_class, num_workers, batch_size,
         assert seen == expected
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ValueError, KeyError, IndexError, TypeError, AttributeError, OSError, RuntimeError,
-     FileNotFoundError, NotImplementedError, ZeroDivisionError, AssertionError, MemoryError,
-     EOFError, TimeoutError, ConnectionResetError, BrokenPipeError, pickle.PicklingError],
-)  # fmt: skip
-def test_an_exception_keeps_its_type_and_message(loader_class, num_workers, error):
-    loader = loader_class(Call(failing_at(1, error=error), 2), num_workers=num_workers)
-    with raises(error) as caught:
-        list(loader)
-    text = whole_text(caught.value)
-    assert "bad sample 1" in text
-    assert "fetch_that_fails" in text, "the worker's traceback is missing"
+ERRORS = [
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, OSError, RuntimeError),
+    *(FileNotFoundError, NotImplementedError, ZeroDivisionError, AssertionError, MemoryError),
+    *(EOFError, TimeoutError, ConnectionResetError, BrokenPipeError, pickle.PicklingError),
+]
+
+
+def fetch_that_fails(index):
+    raise ERRORS[index](f"bad sample {index}")
+
+
+def test_an_exception_keeps_its_type_and_message(loader_class, num_workers):
+    loader = loader_class(Call(fetch_that_fails, len(ERRORS)), num_workers=num_workers)
+    iterator = iter(loader)
+    for index, error in enumerate(ERRORS):
+        with raises(error) as caught:
+            next(iterator)
+        text = whole_text(caught.value)
+        assert f"bad sample {index}" in text
+        assert "fetch_that_fails" in text, "the worker's traceback is missing"
 
 
 class NoFile(Stream):

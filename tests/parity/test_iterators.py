@@ -81,9 +81,10 @@ def load_and_send(loader_class, connection, options):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_loader_in_a_child_process(loader_class, options, method):
-    if method == "spawn" and options.get("num_workers") == 0:
-        pytest.skip("shown by the options with workers")
+def test_a_loader_in_a_child_process(loader_class, num_workers, method):
+    if (method == "spawn") == (num_workers == 0):
+        pytest.skip("a spawned process starts workers, a forked one none")
+    options = {"num_workers": num_workers}
     context = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=load_and_send, args=(loader_class, sender, options))

@@ -12,20 +12,8 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler
 
 from lit_loader import DataLoader
-from tests.support.samples import OfLength
 
 BASES = pytest.mark.parametrize("base", [TorchLoader, DataLoader])
-
-
-class Squares(OfLength):
-    length = 10
-
-    def __getitem__(self, index: int) -> int:
-        return index * index
-
-
-def batches(loader: Any) -> list[list[int]]:
-    return [batch.tolist() for batch in loader]
 
 
 # --- a loader of loaders, as scvi-tools' ConcatDataLoader ---
@@ -72,51 +60,6 @@ def test_a_loader_whose_dataset_is_a_loader(base: Any, workers: int) -> None:
 
 
 # --- a wrapper that has an iterator of its own, as catalyst's ---
-
-
-def limit_class(base: Any) -> Any:
-    class Wrapper(base):
-        def __init__(self, loader: Any) -> None:  # and no super().__init__()
-            self.origin = loader
-
-        def __getattr__(self, key: str) -> Any:
-            return self.__dict__.get(key) or self.origin.__dict__.get(key)
-
-        def __len__(self) -> int:
-            return len(self.origin)
-
-    class BatchLimit(Wrapper):
-        def __init__(self, loader: Any, num_batches: int) -> None:
-            super().__init__(loader)
-            self._iterator = iter(self.origin)
-            self.iteration_index, self.num_batches = 0, num_batches
-
-        def __iter__(self) -> Any:
-            self.iteration_index = 0
-            return self
-
-        def __next__(self) -> Any:
-            if self.iteration_index >= len(self.origin):
-                raise StopIteration
-            if self.iteration_index and self.iteration_index % self.num_batches == 0:
-                self._iterator = iter(self.origin)
-            self.iteration_index += 1
-            return next(self._iterator)
-
-    return BatchLimit
-
-
-@BASES
-def test_a_wrapper_with_an_iterator_of_its_own(base: Any) -> None:
-    origin = base(Squares(), 4, num_workers=1, persistent_workers=True)
-    loader = limit_class(base)(origin, 2)
-    assert batches(loader) == [[0, 1, 4, 9], [16, 25, 36, 49], [0, 1, 4, 9]]
-    assert (loader.num_workers, loader.batch_size, loader.dataset) == (1, 4, origin.dataset)
-    loader.num_workers = 3
-    assert loader.num_workers == 3
-    loader._iterator = None
-    assert loader._iterator is None
-    del origin._iterator
 
 
 # --- another dataset within iter() than outside, as RecBole's ---

@@ -8,7 +8,6 @@ import gc
 import inspect
 import pickle
 import weakref
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -144,37 +143,6 @@ def test_no_cycle_keeps_a_loader_that_was_iterated(kind: Any, workers: int) -> N
         assert [part() for part in parts] == [None, None]
     finally:
         gc.enable()
-
-
-class Through(DataLoader[Any]):
-    """A subclass between the program and the loader is the program's own."""
-
-    def resume(self) -> None:
-        next(iter(self))
-        self.load_state_dict(self.state_dict())
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    ("dataset", "act", "options", "text"),
-    [
-        (STREAM, Through.resume, {}, "has no state_dict"),
-        (
-            SizedStream(promised=3),
-            lambda loader: (len(loader), list(loader)),
-            {},
-            "SizedStream promised 3",
-        ),
-    ],
-    ids=["load", "next"],
-)
-def test_warnings_name_the_line_of_the_program(
-    dataset: Any, act: Any, options: Any, text: str, workers: int
-) -> None:
-    loader = Through(dataset, **{"num_workers": workers, **options})
-    with loader, pytest.warns(UserWarning, match=text) as caught:
-        act(loader)
-    assert [warning.filename for warning in caught] == [__file__]
 
 
 # --- classes that others derive from a loader ---
@@ -317,28 +285,6 @@ def test_a_sharded_loader_shows_a_distributed_sampler(case: str, tail: str) -> N
 # --- base seeds of several processes ---
 
 
-def test_ranks_that_are_seeded_differently_share_one_order(monkeypatch: Any) -> None:
-    """As ``torch.manual_seed(seed + rank)``, which is common, would have it otherwise."""
-
-    def order(**options: Any) -> list[int]:
-        seen = []
-        with torch.random.fork_rng():
-            for rank in range(2):
-                torch.manual_seed(100 + rank)
-                loader = DataLoader(DATA, 2, shuffle=True, rank=rank, num_replicas=2, **options)
-                seen += chain(*ids(loader))
-        assert sorted(seen) == list(range(LENGTH))
-        return seen
-
-    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    with pytest.warns(UserWarning, match="LL336"):
-        assert order() == order()
-    generators = [order(generator=torch.Generator().manual_seed(seed)) for seed in (6, 6, 7)]
-    assert generators[0] == generators[1] != generators[2]
-    monkeypatch.setenv("PL_GLOBAL_SEED", "9")
-    assert order() == order() != order(seed=4)
-
-
 @pytest.mark.parametrize(("number", "then"), [(2, 1), (1, 2)])
 def test_a_state_goes_from_ranks_to_one_process_and_back(number: int, then: int) -> None:
     """Where there are ranks, Lightning puts a DistributedSampler in; where there is one, none."""
@@ -365,21 +311,6 @@ def test_a_state_goes_from_ranks_to_one_process_and_back(number: int, then: int)
 
 
 # --- samplers that are changed, and told, between epochs ---
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("told", [(0, 0, 0), (0, 1, 1, 2), (2, 0, 0)])
-@pytest.mark.filterwarnings("ignore:.*LL307")
-def test_an_epoch_told_again_is_that_epoch_again(told: tuple[int, ...], workers: int) -> None:
-    sampler: Any = DistributedSampler(Numbers(), 2, 1, seed=3)
-    oracle: Any = DistributedSampler(Numbers(), 2, 1, seed=3)
-    with DataLoader(Numbers(), 2, sampler=sampler, num_workers=workers) as loader:
-        for epoch in told:
-            sampler.set_epoch(epoch)
-            oracle.set_epoch(epoch)
-            assert list(chain(*ids(loader))) == list(oracle)
-            again = pickle.loads(pickle.dumps(loader))
-            assert again.state_dict() == loader.state_dict()
 
 
 CHANGES: dict[str, Any] = {
@@ -472,5 +403,6 @@ print("imported")
 """
 
 
+@pytest.mark.slow
 def test_a_torch_whose_class_has_two_type_parameters(tmp_path: Path) -> None:
     assert "imported" in run_python(tmp_path, "-c", GENERIC_IN_TWO)

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import random
-import sys
 import warnings
 from typing import Any
 
@@ -21,7 +20,7 @@ from tests.support.datasets import (
 )
 from tests.support.samples import METHODS
 from tests.support.samples import uncollated as as_is
-from tests.support.tools import flat, is_oracle, raises, whole_text
+from tests.support.tools import flat, is_oracle
 
 INIT_LOG: dict[str, Any] = {}
 
@@ -273,20 +272,6 @@ def test_fork_carries_lambdas(loader_class):
         multiprocessing_context="fork",
     )
     assert list(loader) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("what", ["dataset", "collate_fn", "worker_init_fn"])
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_lambda_under_spawn_is_an_error(loader_class, what, method, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # with which we carry it
-    options = {} if what == "dataset" else {what: lambda value: value}
-    dataset = WithLambda() if what == "dataset" else Squares(3)
-    loader = loader_class(dataset, num_workers=1, multiprocessing_context=method, **options)
-    with raises((TypeError, AttributeError, ValueError, RuntimeError)) as caught:
-        list(loader)
-    assert "lambda" in whole_text(caught.value)
-    if not is_oracle(loader_class):
-        assert what in str(caught.value)
 
 
 def test_functions_that_are_set_between_epochs_reach_persistent_workers():

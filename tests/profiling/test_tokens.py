@@ -77,7 +77,6 @@ class Documents(IterableDataset[list[int]]):
             yield [number] * (3 + number % 11)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("options", KINDS[1:2])
 def test_packed_streams_count_by_themselves(options: dict[str, Any]) -> None:
     def make() -> DataLoader[Any]:

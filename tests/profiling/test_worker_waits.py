@@ -39,7 +39,6 @@ def at_its_own_thread(lock: Any, file: Path) -> None:
     threading.Event().wait()
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("target", "locked"),
     [(at_a_lock, 3), (at_a_locked_file, 3), (at_a_locked_range, 3), (at_its_own_thread, 0)],

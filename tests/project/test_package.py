@@ -103,26 +103,30 @@ def test_the_pins_admit_the_dependencies_with_every_python(metadata: email.messa
                     assert need.specifier.contains(version, prereleases=True), (python, str(need))
 
 
-@pytest.mark.parametrize("name", sorted(set(lit_loader.__all__) - {"__version__"}))
-def test_public_names_belong_to_the_package(name: str) -> None:
+NAMES = sorted(set(lit_loader.__all__) - {"__version__"})
+
+
+def test_public_names_belong_to_the_package() -> None:
     """Pickles and tracebacks name the package, and type hints of classes are found all the same."""
-    value = getattr(lit_loader, name)
-    if name in ("default_convert", "get_worker_info"):
-        assert value.__module__.startswith("torch.")
-        return
-    assert value.__module__ == "lit_loader"
-    assert pickle.loads(pickle.dumps(value)) is value
-    if isinstance(value, type):
-        own = vars(value).get("__annotations__", {})
-        assert not [hint for hint in own.values() if isinstance(hint, (str, typing.ForwardRef))]
-    if name != "DataLoader":  # torch's own class, its base, has a hint that cannot be resolved
-        typing.get_type_hints(value)
+    for name in NAMES:
+        value = getattr(lit_loader, name)
+        if name in ("default_convert", "get_worker_info"):
+            assert value.__module__.startswith("torch.")
+            continue
+        assert value.__module__ == "lit_loader"
+        assert pickle.loads(pickle.dumps(value)) is value
+        if isinstance(value, type):
+            own = vars(value).get("__annotations__", {})
+            assert not [hint for hint in own.values() if isinstance(hint, (str, typing.ForwardRef))]
+        if name != "DataLoader":  # torch's own class, its base, has a hint that cannot be resolved
+            typing.get_type_hints(value)
 
 
-@pytest.mark.parametrize("name", sorted(set(lit_loader.__all__) - {"__version__"}))
-def test_every_argument_is_explained(name: str) -> None:
-    thing = getattr(lit_loader, name)
-    assert inspect.getdoc(thing)
-    ours = thing.__module__ == "lit_loader" and name != "LoaderConfig"  # which names the loader's
-    if ours and not (isinstance(thing, type) and issubclass(thing, Exception)):
-        assert [*documented(thing)] == [*inspect.signature(thing).parameters]
+def test_every_argument_is_explained() -> None:
+    for name in NAMES:
+        thing = getattr(lit_loader, name)
+        assert inspect.getdoc(thing), name
+        # LoaderConfig names the loader's.
+        ours = thing.__module__ == "lit_loader" and name != "LoaderConfig"
+        if ours and not (isinstance(thing, type) and issubclass(thing, Exception)):
+            assert [*documented(thing)] == [*inspect.signature(thing).parameters], name

@@ -3,10 +3,8 @@
 ``python tests/project/test_readme.py`` writes the tables of options in conf/README.md.
 """
 
-import contextlib
 import dataclasses
 import re
-import runpy
 import shlex
 import sys
 from collections.abc import Iterator
@@ -16,7 +14,6 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import pytest
-from hydra import __version__ as HYDRA
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
@@ -24,16 +21,12 @@ import lit_loader
 from lit_loader.core.options.loader_config import LoaderConfig
 from tests.project.readmes import (
     GUARANTEES,
-    GUIDE,
     INSIDE,
     OPTIONS,
     PACKAGE,
     PAGES,
     ROOT,
-    SKILL,
-    TOP,
     TROUBLESHOOTING,
-    WORKERS,
     documented,
     fenced,
     rows,
@@ -41,8 +34,7 @@ from tests.project.readmes import (
     text_of,
     without_fenced,
 )
-from tests.project.test_layers import below, modules
-from tests.support.programs import run_python
+from tests.support.sources import below
 
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
 
@@ -116,7 +108,7 @@ def test_packages_import_those_above_them() -> None:
     cells = [row[0] for row in rows(sections(INSIDE)["Packages"])]
     named = [cell.strip("`").removesuffix(".py") for cell in cells]
     beside = {"context", "describe", "errors"}
-    used = {name: names for name, names in below(modules()).items() if name not in beside}
+    used = {name: names for name, names in below().items() if name not in beside}
     assert sorted(named) == sorted(used)
     above = {name: beside.union(named[:place]) for place, name in enumerate(named)}
     assert {name: used[name] - above[name] for name in named if used[name] - above[name]} == {}
@@ -185,6 +177,7 @@ def overrides(arguments: list[str]) -> list[str]:
     return [word for word in arguments if re.match(r"[+~]*[\w./@]+=", word)]
 
 
+@pytest.mark.pages
 def test_overrides_of_the_example_compose(hydra: None) -> None:
     of_train = {
         tuple(overrides(command[command.index("examples/train.py") + 1 :]))
@@ -198,6 +191,7 @@ def test_overrides_of_the_example_compose(hydra: None) -> None:
             assert compose("train", [*arguments]).data, arguments
 
 
+@pytest.mark.pages
 def test_overrides_of_the_benchmark_compose(hydra: None) -> None:
     of_bench = [command[1:] for command in ALL if command[0] == "lit-loader-bench"]
     assert of_bench
@@ -206,6 +200,7 @@ def test_overrides_of_the_benchmark_compose(hydra: None) -> None:
             assert compose("lit_loader/bench/default", overrides(arguments)).rounds, arguments
 
 
+@pytest.mark.pages
 def test_the_application_composes(tmp_path: Path, hydra: None) -> None:
     (application,) = fenced(OPTIONS, "yaml")
     (tmp_path / "config.yaml").write_text(application)
@@ -218,105 +213,10 @@ def test_the_application_composes(tmp_path: Path, hydra: None) -> None:
                 assert compose("config", line.split(" ")) != plain, line
 
 
-def test_the_application_runs(tmp_path: Path) -> None:
-    """As it is shown; for Hydra 1.4 changed as the page says: Hydra warns of nothing."""
-    (tmp_path / "conf").mkdir()
-    (application,) = fenced(OPTIONS, "yaml")
-    (tmp_path / "conf" / "config.yaml").write_text(application)
-    (program,) = fenced(OPTIONS, "python")
-    base = 'version_base="1.3"'
-    (admitted,) = re.findall(r"`(execution_whitelist=\[.*?\])`", OPTIONS.read_text())
-    assert base in program
-    if not HYDRA.startswith("1.3"):
-        program = program.replace(base, admitted)
-    (tmp_path / "app.py").write_text(program)
-    said = run_python(tmp_path, "-W", "default", "app.py", PYTHONPATH=str(ROOT))
-    assert "`Trainer.fit` stopped" in said
-    assert not re.findall(r".*Warning: .*hydra.*|.*hydra.*Warning: .*", said), said
-
-
 def test_python_compiles() -> None:
     for name, page in PAGES.items():
         for code in fenced(page, "python"):
             compile(code, f"{name}, a Python block", "exec")
-
-
-def run(page: Path, number: int, folder: Path) -> str:
-    """Run a Python block of a page, as a program in a folder."""
-    (folder / "program.py").write_text(fenced(page, "python")[number])
-    return run_python(folder, "program.py", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
-
-
-@pytest.mark.parametrize(
-    ("page", "number"),
-    [
-        (GUIDE / "quickstart.md", 0),
-        (TOP, 0),
-        pytest.param(GUIDE / "lightning.md", 2, marks=pytest.mark.slow),
-    ],
-)
-def test_programs_of_the_first_pages_run(page: Path, number: int, tmp_path: Path) -> None:
-    run(page, number, tmp_path)
-
-
-def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
-    """The page shows what its program prints, and a part of the warning."""
-    said = run(WORKERS, -1, tmp_path)
-    (shown,) = fenced(WORKERS, "text")
-    assert [line for line in said.splitlines() if line in shown] == shown.splitlines()
-    assert "was killed by SIGKILL" in said and not (tmp_path / "kill").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_trainer_that_is_killed_resumes(tmp_path: Path) -> None:
-    """As lightning.md says: twenty steps are done, and the progress bar starts there."""
-    program = fenced(GUIDE / "lightning.md", "python")[1]
-    assert "every_n_train_steps=20" in program
-    ends = {}
-    for name, stops in {"whole": [False], "resumed": [True, False]}.items():
-        (tmp_path / name).mkdir()
-        for stop in stops:
-            dies = "        import os; self.trainer.global_step == 30 and os._exit(0)\n"
-            begin = "def training_step(self, batch, batch_idx):\n"
-            text = program.replace(begin, begin + dies * stop)
-            text += "    print('ended at', trainer.global_step, trainer.callback_metrics)\n"
-            text += "    print([p.sum().item() for p in trainer.model.parameters()])\n"
-            (tmp_path / name / "program.py").write_text(
-                text.replace("    checkpoint =", "    torch.manual_seed(1)\n    checkpoint =")
-            )
-            ends[name] = run_python(tmp_path / name, "program.py", PYTHONPATH=str(ROOT))
-    assert ends["whole"].splitlines()[-2:] == ends["resumed"].splitlines()[-2:]
-    assert "Restored all states from the checkpoint" in ends["resumed"]
-
-
-def test_a_training_loop_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Stopped between two checkpoints, and run again, it ends as if it had been left alone."""
-    program = fenced(GUIDE / "resume.md", "python")[0]
-    stopped, places = re.subn(r"( +)step \+= 1.*\n", r"\g<0>\1assert step < 77\n", program)
-    assert places == 1
-    ends = []
-    for name, texts in {"whole": [program], "resumed": [stopped, program]}.items():
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        for text in texts:
-            Path("program.py").write_text(text)
-            fails = pytest.raises(AssertionError) if text is stopped else contextlib.nullcontext()
-            with fails:
-                runpy.run_path("program.py", run_name="__main__")
-        ends.append(capsys.readouterr().out)
-    assert ends[0] == ends[1] and ends[0].startswith("96 ")
-
-
-def test_what_agents_are_told_to_do_works(tmp_path: Path) -> None:
-    """The programs in the skill, as one."""
-    (tmp_path / "program.py").write_text("\n".join(fenced(SKILL, "python")))
-    said = run_python(tmp_path, "program.py", PYTHONPATH=str(ROOT))
-    assert "20 batches (640 samples)" in said and "of the time" in said
-    head = re.search(r"^name: lit-loader\ndescription: (.+)$", SKILL.read_text(), re.MULTILINE)
-    assert head and 100 < len(head[1]) <= 1024
 
 
 if __name__ == "__main__":

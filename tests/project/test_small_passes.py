@@ -26,7 +26,6 @@ MOST_SYSTEM_CALLS = {0: (7, 7), 2: (190, 440)}
 """By the number of workers: calls in this process, and in all processes."""
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_python_calls(workers: int) -> None:
     lines = run_program(PROGRAM, "lit_loader", workers, "calls").splitlines()
@@ -37,7 +36,6 @@ def test_python_calls(workers: int) -> None:
     assert min(everywhere) <= MOST_PYTHON_CALLS[workers][1]
 
 
-@pytest.mark.process
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_system_calls(workers: int, tmp_path: Path) -> None:

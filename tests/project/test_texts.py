@@ -92,9 +92,9 @@ def test_an_iterator_tells_where_it_is() -> None:
     shown = functools.partial(re.sub, r"^.*: |>$", "")
     assert shown(repr(iterator)) == "not begun"
     next(iterator)
-    assert shown(repr(iterator)) == "epoch 0, 1 batch given out"
+    assert shown(repr(iterator)) == "epoch 0, batch 1"
     next(iterator)
-    assert shown(repr(iterator)) == "epoch 0, 2 batches given out"
+    assert shown(repr(iterator)) == "epoch 0, batch 2"
     assert len(list(iterator)) == 1
     assert shown(repr(iterator)) == "epoch 0, ended"
 

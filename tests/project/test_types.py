@@ -59,25 +59,6 @@ for epoch in range(3):
         optimizer.step()
         print(epoch, step, loss.item(), labels.float().mean(), len(loader))
 """,
-    "iterators": """
-iterator = iter(DataLoader(Images(), 4))
-images, labels = next(iterator)
-print(images.shape, labels.to("cpu"))
-numbers: Tensor = next(iter(DataLoader(Numbers(), 2)))
-print(numbers.sum(), [text.upper() for text in next(iter(DataLoader(Lines(), 2)))])
-""",
-    "collating": """
-def collate(samples: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
-    return {"images": torch.stack([image for image, _ in samples])}
-
-
-def init(worker: int) -> None:
-    torch.manual_seed(worker)
-
-
-loader = DataLoader(Images(), 4, collate_fn=collate, worker_init_fn=init, num_workers=1)
-total = sum(batch["images"].sum().item() for batch in loader)
-""",
     "samplers": """
 dataset = Images()
 sampler: DistributedSampler[tuple[Tensor, int]] = DistributedSampler(dataset, 2, 0)
@@ -135,21 +116,6 @@ again = DataLoader(Images(), **config.as_kwargs())
 state = loader.state_dict()
 loader.load_state_dict(state)
 print(loader.statistics().batches)
-""",
-    "factories": """
-from torch.utils.data import SequentialSampler
-
-
-def order(dataset: Images) -> list[int]:
-    return list(range(len(dataset)))
-
-
-def reseed(dataset: Images, seed: int) -> None:
-    pass
-
-
-loader = DataLoader(Images(), sampler=order, reseed_fn=reseed)
-loader = DataLoader(Images(), sampler=SequentialSampler)
 """,
     "caches": """
 from lit_loader import CachedDataset

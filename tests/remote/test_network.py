@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.remote.test_ray import Calm
-from tests.remote.test_remote_loader import compare_until, loader_of
 from tests.support.links import Link, link, why_none
 from tests.support.ray_nodes import NEEDS_RAY, Node, at, cluster, joining
+from tests.support.remote_loaders import Calm, compare_until, loader_of
 
 pytestmark = [*NEEDS_RAY, pytest.mark.slow]
 

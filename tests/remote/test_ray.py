@@ -4,9 +4,7 @@ Takes 100 MB of /dev/shm a node, and 20 to 60 seconds a test.
 """
 
 import signal
-import time
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -14,33 +12,25 @@ import pytest
 import torch
 
 from lit_loader.errors import LoaderError, WorkerRestartWarning
-from tests.remote.test_auto_beside_remote import compare_while_resized
-from tests.remote.test_remote_loader import Broken, Drawn, collate, compare_until, loader_of, told
-from tests.support.ray_nodes import NEEDS_RAY, Node, at, cluster, joined, joining
+from tests.support.ray_nodes import NEEDS_RAY, Node, at, joined, joining
+from tests.support.remote_loaders import (
+    Broken,
+    Calm,
+    Drawn,
+    collate,
+    compare_until,
+    compare_while_resized,
+    loader_of,
+    told,
+)  # fmt: skip
 from tests.support.samples import Call
 
 pytestmark = NEEDS_RAY
 
 
-class Calm(Drawn):
-    """Leaves processors to nodes that are starting; an epoch takes a second."""
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        time.sleep(0.01)
-        return super().__getitem__(index)
-
-
 def large(index: int) -> Any:
     """A sample of 40 MB; three do not fit into a node's object store."""
     return torch.full((40 << 20,), index, dtype=torch.uint8)
-
-
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node]]:
-    """A cluster with one node of two processors; a test may add others."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with cluster(2) as started:
-        yield started
 
 
 def test_batches_are_those_of_one_process_and_nothing_is_left(nodes: list[Node]) -> None:

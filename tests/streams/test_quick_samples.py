@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader, get_rng
+from lit_loader.core.batch import progress
 
 
 class Numbers(IterableDataset[float]):
@@ -46,14 +47,16 @@ class OfBare(IterableDataset[int]):
         return Bare()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_they_draw_what_slow_ones_draw(workers: int) -> None:
-    def drawn(slow_from: int) -> torch.Tensor:
-        data = Numbers(slow_from)
-        return torch.cat(list(DataLoader(data, 32, num_workers=workers, seed=1)))
+def test_they_draw_what_slow_ones_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(slow_from: int = 0, **workers: Any) -> torch.Tensor:
+        with DataLoader(Numbers(slow_from), 32, seed=1, **workers) as loader:
+            return torch.cat(list(loader))
 
-    assert drawn(10_000).equal(drawn(0))
-    assert drawn(10_000).equal(drawn(200))
+    forked = {"num_workers": 1, "multiprocessing_context": "fork"}
+    expected = drawn(timeout=600, **forked)  # each sample is announced
+    assert drawn().equal(drawn(200)) and drawn().equal(expected)
+    monkeypatch.setattr(progress, "_QUICK", 10**9)  # whatever the machine is at
+    assert drawn(10_000).equal(expected) and drawn(10_000, **forked).equal(expected)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")

@@ -14,7 +14,6 @@ import pytest
 
 from lit_loader import LoaderError
 from tests.support import tail_ranks
-from tests.support.drawn_apart import draw_apart
 from tests.support.exact import digest
 from tests.support.programs import run_program
 from tests.support.tail_ranks import SHARDS
@@ -105,15 +104,6 @@ def test_the_model() -> None:
     assert lengths("pad", (2, None)) == [[17, 17]]
     assert lengths("pad", (1, None)) == [[28]]
     assert lengths("pad", (4, 5), (2, None)) == [[5, 5, 5, 5], [7, 7]]
-
-
-def test_two_ranks_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_reader.cache_clear()
-    draw_apart(monkeypatch)
-    try:
-        check([("generator", "pad", -2, [(2, 13), (2, None)])], 2, tmp_path)
-    finally:
-        by_reader.cache_clear()
 
 
 def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import copy
 import os
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import lit_loader
 from tests.support import samples
+from tests.support.samples import share as share
 
 # --- map-style -----------------------------------------------------------------------------------
 
@@ -57,14 +58,6 @@ class Augmented(Numbers):
 
 
 # --- streams -------------------------------------------------------------------------------------
-
-Some = TypeVar("Some", bound=Sequence[Any])
-
-
-def share(numbers: Some) -> Some:
-    """Return what the shard that asks is to yield of these."""
-    shard, shards = lit_loader.get_shard()
-    return numbers[shard::shards]  # type: ignore[return-value]
 
 
 class Lines(IterableDataset[Any]):

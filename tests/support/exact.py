@@ -15,47 +15,10 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
-from tests.support.samples import Counting, Cursor, OfLength, Placed
+from tests.support.datasets import Augmented as Augmented
+from tests.support.datasets import drawn
+from tests.support.samples import Counting, Cursor, Placed
 from tests.support.stateful_data import SAMPLERS
-
-
-class Augmented(OfLength):
-    """Item ``i`` is ``i`` and a draw from every generator there is, those it holds included."""
-
-    def __init__(self, length: int = 26) -> None:
-        super().__init__(length)
-        self.numpy_rng = np.random.default_rng()
-        self.python_rng = random.Random()
-        self.torch_rng = torch.Generator()
-
-    def __getitem__(self, index: int) -> Tensor:
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        return torch.tensor(
-            [
-                index,
-                random.random(),
-                np.random.random(),
-                float(torch.rand((), dtype=torch.float64)),
-                self.numpy_rng.random(),
-                self.python_rng.random(),
-                float(torch.rand((), generator=self.torch_rng, dtype=torch.float64)),
-                lit_loader.get_epoch(),
-            ],
-            dtype=torch.float64,
-        )
-
-
-class Epochs(OfLength):
-    """Item ``i`` is ``i`` with the epoch that it was told and the one that it asks for."""
-
-    length, epoch = 6, -1
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __getitem__(self, index: int) -> tuple[int, int, int]:
-        return index, self.epoch, lit_loader.get_epoch()
 
 
 def noisy_collate(samples: list[Tensor]) -> Tensor:
@@ -79,8 +42,7 @@ class Shared(IterableDataset[Tensor]):
         return map(self.item, self.numbers())
 
     def item(self, number: int) -> Tensor:
-        draws = [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
-        return torch.tensor([number, *draws], dtype=torch.float64)
+        return drawn(number)
 
 
 class SharedWithIteratorState(Shared):

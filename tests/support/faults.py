@@ -230,8 +230,8 @@ def _install() -> None:
             return [batch, lambda: 0]
         return batch
 
-    def _collating(self: Any) -> None:
-        collating(self)
+    def _collating(self: Any, samples: int) -> None:
+        collating(self, samples)
         visit("collating")
 
     def _await_space(self: Any, task: Any) -> Any:

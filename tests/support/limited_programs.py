@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
-from lit_loader import CachedDataset, DataLoader, LoaderStatistics
+from lit_loader import DataLoader, LoaderStatistics
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -43,31 +42,18 @@ class Samples(Dataset[Any]):
     work: Work = sleep
     nbytes: int = 64
     length: int = 320
-    slow: float = 0  # of one sample in 64
     lock: Any = None
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Any:
-        seconds = self.slow if self.slow and index % 64 == 3 else self.seconds
         if self.lock is not None:
             with self.lock:
-                self.work(seconds)
-        elif seconds:
-            self.work(seconds)
+                self.work(self.seconds)
+        elif self.seconds:
+            self.work(self.seconds)
         return torch.zeros(self.nbytes, dtype=torch.uint8)
-
-
-class Ready(Samples):
-    """The same tensor each time, so that reading it costs nothing."""
-
-    def __init__(self, dtype: torch.dtype, length: int = 240) -> None:
-        super().__init__(length=length)
-        self.sample = torch.zeros(1_000_000, dtype=dtype)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.sample
 
 
 class Stream(IterableDataset[Any]):
@@ -98,34 +84,18 @@ class Hanging(Samples):
         return super().__getitem__(index)
 
 
-class LateToPickle:
-    def __init__(self, seconds: float, where: str) -> None:
-        self.seconds, self.where = seconds, where
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.where == "encode":
-            sleep(self.seconds)
-        return vars(self)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        if self.where == "decode":
-            sleep(self.seconds)
+def arrived() -> None:
+    sleep(0.02)
 
 
-class Objects:
-    """A collate_fn that returns an object that takes long on its way."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return torch.stack(samples), LateToPickle(0.02, self.where)
+class LateToArrive:
+    def __reduce__(self) -> Any:
+        return arrived, ()
 
 
-def collate(samples: list[Any]) -> Any:
-    compute(0.02)
-    return torch.stack(samples)
+def with_objects(samples: list[Any]) -> Any:
+    """Return a batch with an object that takes long on its way."""
+    return torch.stack(samples), LateToArrive()
 
 
 def slow_start(worker: int) -> None:
@@ -147,7 +117,6 @@ class Program:
     fix: str
     followed: dict[str, Any] | None
     step: float = 0
-    epochs: int = 1
     build: float = 0
     early: bool = False
     faster: float = 1.15  # times as fast as before, at least
@@ -168,27 +137,21 @@ def run(program: Program) -> tuple[LoaderStatistics, float]:
         if program.early:
             loader.start()
         sleep(program.build)
-        for _ in range(program.epochs):
-            for _ in loader:
-                if program.step:
-                    sleep(program.step)
+        for _ in loader:
+            if program.step:
+                sleep(program.step)
         statistics = loader.statistics()
     return statistics, statistics.samples / (time.monotonic() - began)
 
 
-def cached(nbytes: int) -> CachedDataset:
-    return CachedDataset(Samples(0.004, nbytes=20_000, length=160), nbytes)
-
-
 W1, W2, W4 = {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 4}
-LIVE, THREADS = {"persistent_workers": True}, {"worker_method": "thread"}
+THREADS = {"worker_method": "thread"}
 ITEM, STEP, SENDING = "reading samples, in __getitem__", "the training step", "sending batches"
 TENSORS = "return tensors or arrays"
 
 
 def programs(folder: Path) -> dict[str, Program]:
     """All of them; some keep marks in an empty ``folder``."""
-    short = {"dataset": Samples(length=16), "epochs": 4}
     return {
         "the step": Program(
             Samples(5e-4, length=200), W2, STEP, "none is needed", None, 0.03, build=0.5, early=True
@@ -197,69 +160,33 @@ def programs(folder: Path) -> dict[str, Program]:
             Hanging(folder / "mark"), {**W2, "timeout": 2.0}, "workers that hang", "lower timeout",
             {"timeout": 0.5, "dataset": Hanging(folder / "another")},
         ),
-        "workers start for each epoch": Program(
-            options={**W1, "worker_init_fn": slow_start}, limit="the start",
-            fix="persistent_workers=True", followed=LIVE, **short,
-        ),
         "workers start late": Program(
             Samples(5e-4, length=64), {**W1, "worker_init_fn": slow_start}, "the start",
             "loader.start() before you build the model", {"early": True}, step=0.01, build=0.5,
         ),
         "no workers": Program(Samples(0.002), {}, ITEM, "set num_workers", W2),
-        "no workers, cheap samples": Program(
-            Samples(length=6400), {}, ITEM, "larger batches", {"batch_size": 64}
-        ),
         "samples sleep": Program(Samples(0.003), W2, ITEM, "raise num_workers, to more", W4),
         "samples compute": Program(
             Samples(0.003, compute), W1, ITEM, "raise num_workers: there are",
             {"num_workers": CORES},
         ),
-        "samples compute on all cores": Program(
-            Samples(0.004, compute), {"num_workers": CORES}, ITEM,
-            "make __getitem__ cheaper; more workers do not help",
-            {"dataset": Samples(0.002, compute)},
-        ),
-        "collate_fn": Program(
-            Samples(length=240), {"num_workers": CORES, "collate_fn": collate}, "in collate_fn",
-            "make collate_fn cheaper", {"collate_fn": None},
-        ),
         "a lock": Program(
             Samples(0.004, lock=multiprocessing.Lock()), W2, ITEM, "hold the lock for less time",
             {"dataset": Samples(0.004)},
-        ),
-        "a lock of threads": Program(
-            Samples(0.004, lock=threading.Lock()), {**W2, **THREADS}, ITEM,
-            "hold the lock for less time", {"dataset": Samples(0.004)},
         ),
         "threads that hold the GIL": Program(
             Samples(0.004, compute, length=240), {**W2, **THREADS}, ITEM,
             "worker_method='multiprocessing'", {"worker_method": "multiprocessing"},
         ),
-        "a few slow batches": Program(
-            Samples(slow=0.15, length=960), W2, "a few slow batches", "raise prefetch_factor",
-            {"prefetch_factor": 16}, step=0.005,
-        ),
         "unequal shares": Program(
             Stream(False), W4, "reading samples, in the stream's __iter__", "equal shares",
             {"dataset": Stream(True)},
         ),
-        "objects are pickled": Program(
-            Samples(), {**W1, "collate_fn": Objects("encode")}, SENDING, TENSORS,
-            {"collate_fn": None},
-        ),
         "objects are unpickled": Program(
-            Samples(), {**W2, "collate_fn": Objects("decode")}, SENDING, TENSORS,
+            Samples(), {**W2, "collate_fn": with_objects}, SENDING, TENSORS,
             {"collate_fn": None},
-        ),
-        "large batches": Program(
-            Ready(torch.float32), W1, SENDING, "send less: a batch has 32 MB",
-            {"dataset": Ready(torch.uint8)},
         ),
         "small batches": Program(
             Samples(length=16_000), W1, SENDING, "larger batches", {"batch_size": 64}
-        ),
-        "a cache that is full": Program(
-            cached(1_000_000), {**W1, **LIVE}, ITEM, "more memory",
-            {"dataset": cached(100_000_000)}, epochs=4,
         ),
     }  # fmt: skip

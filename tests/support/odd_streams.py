@@ -94,26 +94,6 @@ class Buffer(Stage):
         return self.buffer.pop(int(self.draw() * len(self.buffer)) if self.draw else 0)
 
 
-class Bins(Stage):
-    """Gives pairs, each as soon as it is full."""
-
-    own = ("bins",)
-
-    def __init__(self, source: Any, whole: bool = True) -> None:
-        super().__init__(source, whole)
-        self.bins: list[Numbers] = [[], [], []]
-
-    def __next__(self) -> Any:
-        for sample in self.source:
-            full = self.bins[sample * sample % 7 % 3]
-            full.append(sample)
-            if len(full) == 2:
-                given = tuple(full)
-                full.clear()
-                return given
-        raise StopIteration
-
-
 class Packed(Stage):
     """Sequences of four numbers out of documents of different lengths."""
 
@@ -126,15 +106,6 @@ class Packed(Stage):
             self.rest += (document,) * (1 + document % 3)
         given, self.rest = self.rest[:4], self.rest[4:]
         return given
-
-
-class WithLast(Stage):
-    own = ("last",)
-    last = -1
-
-    def __next__(self) -> Any:
-        before, self.last = self.last, next(self.source)
-        return before, self.last
 
 
 class Late(Stage):
@@ -173,17 +144,6 @@ class Rare(Stage):
 
     def state_dict(self) -> dict[str, Any]:
         return {"source": self.last}
-
-
-class LateByACall(Stage):
-    """Tells what it was to tell when it was asked last."""
-
-    told: Any = None
-
-    def state_dict(self) -> dict[str, Any]:
-        now = copy.deepcopy(self.source.state_dict())
-        given, self.told = self.told or now, now
-        return {"source": given}
 
 
 class InTurns(Stage):
@@ -272,30 +232,17 @@ BUILDS: dict[str, Callable[[Numbers, Draw], Stage]] = {
     "noisy": lambda n, d: Noisy(Rows(n), d),
     "buffer": lambda n, d: Buffer(Rows(n), d, 6),
     "mixed": mixed,
-    "mixed, noisy": lambda n, d: Noisy(mixed(n, d), d),
-    "mixed, filtered": lambda n, d: Filtered(mixed(n, d), d),
     "mixed, buffer": lambda n, d: Buffer(mixed(n, d), d, 6),
-    "ahead": lambda n, d: Buffer(Rows(n), None, 9),
-    "bins": lambda n, d: Bins(Rows(n)),
     "packed": lambda n, d: Packed(Rows(n)),
-    "with last": lambda n, d: WithLast(Rows(n)),
     "buffer of 2, lost": lambda n, d: Buffer(Rows(n), d, 2, whole=False),
     "buffer of 25, lost": lambda n, d: Buffer(Rows(n), d, 25, whole=False),
-    "mixed, buffer, lost": lambda n, d: Buffer(mixed(n, d), d, 6, whole=False),
-    "ahead by 1, lost": lambda n, d: Buffer(Rows(n), None, 2, whole=False),
     "ahead by a batch, lost": lambda n, d: Buffer(Rows(n), None, 4, whole=False),
-    "mixed, ahead by 8, lost": lambda n, d: Buffer(mixed(n, d), None, 9, whole=False),
-    "bins, lost": lambda n, d: Bins(Rows(n), whole=False),
     "packed, lost": lambda n, d: Packed(Rows(n), whole=False),
-    "with last, lost": lambda n, d: WithLast(Rows(n), whole=False),
     "late by 1": lambda n, d: Late(Rows(n), 1),
     "late by 7": lambda n, d: Late(Noisy(Rows(n), d), 7),
     "mixed, late": lambda n, d: Late(mixed(n, d), 2),
-    "told at each second": lambda n, d: Rare(Rows(n), 2),
     "told at each 7th": lambda n, d: Rare(Filtered(Rows(n), d), 7),
     "never told": lambda n, d: Rare(Buffer(Rows(n), d, 6), 1000),
-    "late by a call": lambda n, d: LateByACall(Buffer(Rows(n), d, 6)),
-    "in turns": lambda n, d: InTurns(lambda: Buffer(Rows(n[::2]), d, 4), lambda: Rows(n[1::2])),
     "in turns, mixed": lambda n, d: InTurns(lambda: mixed(n[::2], d), lambda: mixed(n[1::2], d)),
 }
 

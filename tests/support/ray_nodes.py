@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 
 NEEDS_RAY = [
     pytest.mark.skipif(shutil.which("ray") is None, reason="needs Ray"),
-    pytest.mark.process,
     pytest.mark.timeout(280),
 ]
 

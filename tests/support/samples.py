@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
-from lit_loader.core.transport.arena import Arena, Slot
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -219,10 +218,3 @@ def own_generators() -> list[Any]:
         torch.initial_seed(),
         type(np.random.get_bit_generator()),
     ]
-
-
-def given(arena: Arena, slot: Slot, nbytes: int) -> Any:
-    """What the consumer gets of a batch that is a single array of bytes."""
-    lease = arena.lease(slot, nbytes)
-    pieces = arena.divide(lease, [(0, nbytes)])
-    return lease if pieces is None else pieces[0][1]

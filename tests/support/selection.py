@@ -1,6 +1,6 @@
 """What the default run leaves to ``-m slow``.
 
-The default run is to be over in nine minutes on two idle cores, ``-m unit`` in one. So of tests
+The default run is to be over in nine minutes on two idle cores. So of tests
 that start an interpreter or a Trainer for each cell it has one cell of a kind, and of the large
 matrices some cells in turn; ``-m slow`` runs the others.
 """
@@ -23,7 +23,6 @@ LONG: Final = (
     "parity/test_batches.py::test_sharding_by_worker_init_fn[[]*spawn*",
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*persistent*-spawn*",
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*workers*-spawn*",
-    "parity/test_workers.py::test_a_lambda_under_spawn_is_an_error[[]*-forkserver-*",
     "parity/test_workers.py::test_facts_by_start_method[[]*-spawn*",
     "core/executors/test_shared_buffers.py::test_one_copy*-alone*",
 )
@@ -31,23 +30,17 @@ LONG: Final = (
 
 THINNED: Final = {
     "faults/test_fault_matrix.py::test_the_parent_is_killed": 2,
-    "faults/test_lifecycle.py::test_the_loop_ends_the_program": 2,
     "lightning/test_flags.py::test_flags": 3,
     "lightning/test_flags.py::test_prediction_writers_get_the_indices": 5,
     "lightning/test_flags.py::test_memory_validated_in_is_trained_in": 3,
     "lightning/test_resume.py::test_combined_and_resumed_after_each_step": 3,
     "parity/test_exceptions.py::test_an_iterator_survives_bad_samples": 3,
-    "profiling/test_controller.py::test_as_good_as_the_best_fixed_number": 3,
-    "parity/test_batches.py::test_workers_take_turns": 3,
     "faults/test_fault_matrix.py::test_what_ends_or_stops_a_worker": 4,
     "lightning/test_resume.py::test_chain_of_resumes": 5,
     "lightning/test_resume.py::test_loaders_that_are_reloaded_go_on": 3,
     "core/seeding/test_get_rng.py::test_draws_are_the_same": 3,
     "parity/test_batches.py::test_map_style": 3,
-    "parity/test_exceptions.py::test_an_exception_keeps_its_type_and_message": 3,
-    "faults/test_signals.py::test_when_the_parent_ends_of_it_so_do_they": 2,
     "hydra/test_hydra.py::test_a_sweep_reaches_no_workers": 4,
-    "examples/test_from_elsewhere.py::test_nothing_is_lost": 2,
     "remote/test_remote_loader.py::test_an_epoch_that_is_left_leaves_nothing_to_the_next_one": 2,
     "remote/test_remote_loader.py::test_the_workers_here_are_resized_beside_remote_ones": 2,
     "core/executors/test_recovery.py::test_a_batch_that_ends_two_workers": 2,

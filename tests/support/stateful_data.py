@@ -1,7 +1,7 @@
 """Datasets and samplers of every kind that torchdata's Stateful protocol knows.
 
 Each draws its order where it begins, if it is told to, and random numbers for every sample; some
-keep generators in their states. What was called of the protocol is noted in ``calls``.
+keep generators in their states.
 """
 
 import random
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler
 
+from tests.support.datasets import drawn
 from tests.support.samples import Cursor, share
 
 SHUFFLES: dict[str, Callable[[list[int]], list[int]]] = {
@@ -29,7 +30,6 @@ class Ordered:
     def __init__(self, length: int, shuffle: str = "no", keeps: bool = False) -> None:
         self.length, self.shuffle, self.keeps = length, shuffle, keeps
         self.rng = random.Random(5)
-        self.calls: list[str] = []
 
     def order(self) -> list[int]:
         numbers = list(range(self.length))
@@ -57,7 +57,6 @@ class Place(Cursor):
         return self.owner.told(position=self.position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.owner.calls.append("load iterator")
         super().load_state_dict(state)
         self.owner.brought(state)
 
@@ -66,7 +65,6 @@ class IteratorState:
     """The iterator has the state."""
 
     def __iter__(self: Any) -> Iterator[Any]:
-        self.calls.append("iter")
         return Place(self, self.share())
 
 
@@ -77,7 +75,6 @@ class OwnState:
     wraps = False  # whether it begins anew behind its end
 
     def __iter__(self: Any) -> Iterator[Any]:
-        self.calls.append("iter")
         self.position, self.start = self.start % self.length if self.wraps else self.start, 0
         for number in self.share()[self.position :]:
             self.position += 1
@@ -87,7 +84,6 @@ class OwnState:
         return self.told(position=self.position)
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
-        self.calls.append("load")
         self.start = state["position"]
         self.brought(state)
 
@@ -98,7 +94,6 @@ class ItsOwnIterator:
     position = 0
 
     def __iter__(self: Any) -> Iterator[Any]:
-        self.calls.append("iter")
         self.items, self.position = self.share(), 0
         return self
 
@@ -112,7 +107,6 @@ class ItsOwnIterator:
         return self.told(position=self.position)
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
-        self.calls.append("load iterator")
         self.position = state["position"]
         self.brought(state)
 
@@ -135,7 +129,6 @@ class BothStates(IteratorState):
         return self.told(shift=self.shift)
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
-        self.calls.append("load")
         self.shift, self.brought_to = state["shift"], True
         self.brought(state)
 
@@ -147,14 +140,12 @@ class Stream(Ordered, IterableDataset[Tensor]):
         return share(self.order())
 
     def item(self, number: int) -> Tensor:
-        draws = [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
-        return torch.tensor([number, *draws, self.rng.random()], dtype=torch.float64)
+        return drawn(number, self.rng.random())
 
     def shifted(self, item: Callable[[int], Tensor], number: int) -> Tensor:
         return item(1000 * self.shift + number)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Tensor]:
-        self.calls.append("iter")
         return map(self.item, self.share())
 
 
@@ -184,20 +175,12 @@ STREAMS = {
 
 
 class Drawn(Ordered, Sampler[int]):
-    """A sampler without a state, whose every item may depend on a draw of its own."""
-
-    def __init__(
-        self, length: int, shuffle: str = "no", keeps: bool = False, jitter: bool = False
-    ) -> None:
-        super().__init__(length, shuffle, keeps)
-        self.jitter = jitter
+    """A sampler without a state."""
 
     def __len__(self) -> int:
         return self.length
 
     def item(self, number: int) -> int:
-        if self.jitter:
-            return (number + int(torch.randint(self.length, ()))) % self.length
         return number
 
     def shifted(self, item: Callable[[int], int], number: int) -> int:
@@ -207,7 +190,6 @@ class Drawn(Ordered, Sampler[int]):
         return self.order()
 
     def __iter__(self) -> Iterator[int]:
-        self.calls.append("iter")
         return map(self.item, self.share())
 
 
@@ -239,6 +221,4 @@ def sampling(use: str, kind: str, *args: Any) -> tuple[Any, dict[str, Any]]:
         sampler = BATCH_SAMPLERS[kind](*args)
         return sampler, {"batch_sampler": sampler}
     sampler = SAMPLERS[kind](*args)
-    if use == "in torch's batch sampler":
-        return sampler, {"batch_sampler": BatchSampler(sampler, 4, drop_last=False)}
     return sampler, {"sampler": sampler, "batch_size": 4}

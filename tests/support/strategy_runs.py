@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 
-from lit_loader import LoaderDataModule
+from lit_loader import LoaderDataModule, RandomStateCallback
 from tests.support.exact import Augmented
 from tests.support.lightning_runs import Seen as Model
 from tests.support.lightning_runs import quiet_trainer
@@ -116,11 +116,11 @@ def trainer(folder: Path, strategy: Any, *callbacks: Callback, **options: Any) -
     return quiet_trainer(folder, strategy=strategy, callbacks=list(callbacks), **options)
 
 
-def data(folder: Path, method: str | None) -> Data:
+def data(folder: Path, method: str | None, seed: int | None = 5) -> Data:
     return Data(
         folder,
         batch_size=BATCH_SIZE,
-        seed=5,
+        seed=seed,
         num_workers=1 if method else 0,
         persistent_workers=bool(method),
         multiprocessing_context=method,
@@ -138,6 +138,15 @@ def train(folder: Path, strategy: Any, method: str, **options: Any) -> None:
 
     fit("whole", save=True)
     fit("resumed", save=False, checkpoint=folder / f"{method}-whole.ckpt")
+
+
+def train_unseeded(folder: Path) -> None:
+    """Train for three epochs without any seed, and resume in the second one."""
+    for name, saved in (("whole", None), ("resumed", folder / "fork-whole.ckpt")):
+        callbacks = RandomStateCallback(), Report(folder, f"fork-{name}", save=saved is None)
+        trainer(folder, "ddp_fork", *callbacks, max_epochs=EPOCHS + 1).fit(
+            Model(), data(folder, "fork", seed=None), ckpt_path=saved, weights_only=False
+        )
 
 
 def predict(folder: Path, strategy: str, method: str) -> None:
@@ -161,6 +170,9 @@ def main(folder: Path, strategy: str, methods: str, killed: str | None = None) -
         return
     if strategy == "model_parallel":
         train_split(folder, int(methods))
+        return
+    if methods == "unseeded":
+        train_unseeded(folder)
         return
     for method in methods.split(","):
         train(folder, strategy, method)

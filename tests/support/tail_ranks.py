@@ -19,14 +19,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
 import lit_loader
 from lit_loader import DataLoader, LoaderError
 from tests.support import shard_data
-from tests.support.drawn_apart import draw_apart
 from tests.support.exact import digest
 
 LENGTHS = (20, 5, 13, 16)
@@ -60,18 +58,16 @@ KINDS = {"generator": Generator, "iterator": WithIteratorState, "both": WithBoth
 
 
 def loader(kind: str, tail: str, workers: int, ranks: int = 1, rank: int = 0) -> DataLoader[Any]:
-    kinds: Any = {"worker_method": "thread"} if workers < 0 else {}  # so many threads
     stream = KINDS[kind](SHARDS * max(LENGTHS), "torch", kind == "iterator")
     return DataLoader(
         stream,
         SIZE,
-        num_workers=abs(workers),
+        num_workers=workers,
         seed=3,
         num_shards=SHARDS,
         uneven_ranks=tail,
         num_replicas=ranks,
         rank=rank,
-        **kinds,
     )
 
 
@@ -86,9 +82,7 @@ def case(kind: str, tail: str, workers: int, stages: list[Any], rank: int) -> li
                 if state is not None:  # on as many ranks as before, each one's own will do
                     batches.load_state_dict(own if ranks == before and own else state)
                 for batch in itertools.islice(batches, taken):
-                    mine.append(
-                        [int(batch[0, 0]), digest(batch[:, 7:-1])]
-                    )  # threads share a generator
+                    mine.append([int(batch[0, 0]), digest(batch[:, 7:-1])])
                     steps = torch.tensor([len(mine), -len(mine)])
                     dist.all_reduce(steps, dist.ReduceOp.MAX, group)
                     assert steps.sum() == 0
@@ -108,8 +102,6 @@ def run(rank: int, port: int, ranks: int, folder: Path, cases: list[Any]) -> Non
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=600))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    if any(workers < 0 for _, _, workers, _ in cases):
-        draw_apart(pytest.MonkeyPatch())
     found = [case(*each, rank) for each in cases]
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()

@@ -10,7 +10,6 @@ import json
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -25,8 +24,6 @@ from torch.utils.data import Subset
 
 from lit_loader import DataLoader
 from lit_loader.core.transport import viewer_page
-from lit_loader.core.transport.status_board import ROW_BYTES
-from lit_loader.core.transport.viewer_page import FORMAT, MAGIC
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.top import app, look
 from lit_loader.top.look import NotFound, Viewer
@@ -35,8 +32,6 @@ from tests.support.exact import digests
 from tests.support.programs import ROOT, start_program
 from tests.support.samples import Call
 from tests.top.samples import SLOW, Samples, loader_of
-
-pytestmark = pytest.mark.process
 
 PROGRAM = Path(__file__).with_name("samples.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120"}
@@ -156,20 +151,6 @@ def test_workers_that_end_with_their_epoch_have_not_died() -> None:
         ended.set()
         viewer.join()
     assert found and "dead" not in found
-
-
-def test_loaders_of_other_versions_are_left_out(loader: DataLoader[Any]) -> None:
-    iterator = iter(loader)
-    next(iterator)
-    path, *_ = next(paths for paths in look._files().values() if os.getpid() in paths).values()
-    fd = os.open(path, os.O_RDWR)
-    try:
-        os.pwrite(fd, struct.pack("=q", MAGIC | (FORMAT + 1)), ROW_BYTES - 8)
-        with pytest.raises(NotFound):
-            seen()
-    finally:
-        os.pwrite(fd, struct.pack("=q", MAGIC | FORMAT), ROW_BYTES - 8)
-        os.close(fd)
 
 
 def hung(**fields: Any) -> Seen:

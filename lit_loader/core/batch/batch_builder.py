@@ -40,7 +40,6 @@ from lit_loader.core.seeding.seeds import (
     BatchRng,
     PassSeeds,
     extend,
-    index_number,
     seed_globals,
 )
 from lit_loader.core.transport.worker_exception import ReaderShare
@@ -49,10 +48,11 @@ from lit_loader.describe import annotate
 if TYPE_CHECKING:
     from lit_loader.core.batch.read_pool import ReadPool, Sample
 
-_REPLACEMENTS: Final = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING: Final = 0xBE61  # … and what comes before an epoch's first sample
 SET_EPOCH: Final = 0
 """A stage of what comes before the first sample; see `streams/reader.py`."""
+
+_new = tuple.__new__
 
 
 class BatchBuilder:
@@ -76,8 +76,9 @@ class BatchBuilder:
         self._fetcher: Any = None  # a `MapFetcher`, but in a reader of a stream
         self._found = found
         self.held = NONE_HELD
-        self.seed_globals: Callable[[int], object] = seed_globals
-        self.seed: int | None = None  # of the batch, or sample, that is being made
+        # None: nothing draws from the global generators, so they are not seeded.
+        self.seed_globals: Callable[[int], object] | None = seed_globals
+        self._seeded: tuple[int, ...] | None = None  # what was seeded for last
         self.rng = BatchRng(spec.size, spec.rank, spec.num_replicas)
         self._notes: list[str] = []
         self._attempts = None
@@ -97,6 +98,7 @@ class BatchBuilder:
         # Whether batches are made by `take`, which draws nothing, as far as indices allow.
         self.reads_table = self._table is not None
         self._pass: tuple[PassSeeds, int] | None = None
+        self._seeds = PassSeeds(0)  # of the pass
         self.samples = 0  # of the batch made last
 
     def whose(self, number: int) -> ReaderShare | None:
@@ -142,7 +144,7 @@ class BatchBuilder:
     def enter(self, seeds: PassSeeds, epoch: int) -> None:
         """Take up a pass, and search for generators, unless that is done."""
         if self._pass != (seeds, epoch):
-            self._pass, self._fetcher = (seeds, epoch), None
+            self._pass, self._seeds, self._fetcher = (seeds, epoch), seeds, None
             self._search(seeds)
 
     def begin(self, seeds: PassSeeds, epoch: int, progress: Progress) -> None:
@@ -220,9 +222,17 @@ class BatchBuilder:
         errors, retries = (), 0
         if tried is not None:
             errors, retries = tuple(tried.errors), tried.retries
-        return BatchWithReport(batch, state, divided, errors, omitted, retries, notes, digest)
+        fields = batch, state, divided, errors, omitted, retries, notes, digest
+        return _new(BatchWithReport, fields)  # each batch of a stream has one
 
     # --- seeds ---
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the batch, or sample, that is being made; None: of none yet."""
+        if self._seeded is None:
+            return None
+        return extend(self._seeds.seed, *self._seeded) >> 1
 
     def _announce_epoch(self, seeds: PassSeeds) -> None:
         """Tell the dataset its epoch if the program has told the loader one."""
@@ -262,13 +272,13 @@ class BatchBuilder:
 
     def _seed(self, *parts: int) -> None:
         """Seed every generator that the dataset may draw from, for what ``parts`` name."""
-        assert self._pass is not None
-        seed = self.seed = extend(self._pass[0].seed, *parts) >> 1
-        self.seed_globals(seed)
+        self._seeded = parts
+        if self.seed_globals is not None:
+            self.seed_globals(extend(self._seeds.seed, *parts) >> 1)
         if self.held.tapes:
             self.held.reseed(*parts)
         if self._spec.reseed_fn is not None:
-            self._spec.reseed_fn(self._spec.dataset, seed)
+            self._spec.reseed_fn(self._spec.dataset, extend(self._seeds.seed, *parts) >> 1)
 
     def _seed_sample(self, place: int) -> None:
         self._seed(SAMPLE, self.rng.sample_seed(place))
@@ -296,16 +306,10 @@ class BatchBuilder:
         spec = self._spec
         threads = () if self._pool is None else (self._pool, self._sample_at)
         if spec.tolerance is not None:
-            fetcher: MapFetcher = spec.tolerance.map_fetcher(
-                spec, self._attempts, self._replacement_seed, *threads
-            )
+            fetcher: MapFetcher = spec.tolerance.map_fetcher(spec, self._attempts, *threads)
             return fetcher
         before_sample = self._seed_sample if self._seeds_samples else None
         return MapFetcher(spec.dataset, spec.batched, before_sample, *threads)
-
-    def _replacement_seed(self, index: Any) -> int:
-        assert self._pass is not None
-        return extend(self._pass[0].seed, _REPLACEMENTS, index_number(index))
 
 
 def builder_of(

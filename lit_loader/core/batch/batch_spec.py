@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import default_collate as torch_default_collate
 
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.seeding.held_generators import OwnSeed
 from lit_loader.core.state.position import Shards
 
 
@@ -90,7 +89,7 @@ class BatchSpec:
     rank: int
     num_replicas: int
     own_order: bool  # the indices are the loader's own, and range over the whole dataset
-    held: Mapping[str, OwnSeed]  # what the generators that the dataset holds count from
+    held: Mapping[str, int]  # what the generators that the dataset holds count from
     modes: TorchModes = USUAL_MODES
     timed: bool = False  # workers measure their CPU time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes

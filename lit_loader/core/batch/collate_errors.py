@@ -38,7 +38,7 @@ def _difference(parts: Sequence[Any], names: Sequence[str], place: str) -> str |
 
 
 def _kind(part: Any) -> str:
-    """Return what must be alike: the shape, the keys, the length, or else the type."""
+    """Return what must be equal: the shape, the keys, the length, or else the type."""
     shape = getattr(part, "shape", None)
     if shape is not None:
         return f"shape {tuple(shape)}"

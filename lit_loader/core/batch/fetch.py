@@ -45,10 +45,6 @@ class EndOfData(Exception):
     """The iterable dataset (or this worker's share of it) has nothing more to give."""
 
 
-class NothingLeft(Exception):
-    """Nothing can come of a batch any more, for its samples cannot be read: it is omitted."""
-
-
 class MapFetcher:
     """Reads samples of a map-style dataset: a batch's list of indices, or one index.
 

@@ -23,7 +23,7 @@ WINDOW: Final = 1024
 """Batches whose timings are kept until they are summed up."""
 
 EVENTS: Final = 7
-"""What has happened last: so many restarts and bad samples are remembered, and so much of each."""
+"""Restarts, and bad samples, that are remembered: the latest ones."""
 
 _TEXT: Final = 450
 

@@ -20,14 +20,9 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
-import numpy as np
-
-from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.epoch.torch_surface import TorchSurface
@@ -37,7 +32,7 @@ from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.viewer_page import GIVEN, SINCE
-from lit_loader.describe import program_stacklevel
+from lit_loader.describe import warn
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 
 if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
@@ -59,36 +54,32 @@ _CLOSED: Final = (
 class LoaderIterator(TorchSurface, Generic[T_co]):
     """An iterator over the batches of one pass.
 
-    ``drawn`` is the seed that was drawn for it, or None. ``here`` returns the spec by which
-    this process makes the batches; None: workers make them. ``pin`` pins them, those of workers in
-    a thread of its own; None: nothing does.
+    ``drawn`` is the seed that was drawn for it, or None. ``here``: this process makes the batches,
+    and not workers. ``pin`` pins them, those of workers in a thread of its own; None: nothing does.
 
     Attributes:
-        observer: Is shown the batches, as long as it is not done; None for most.
+        made: The pass, once it has begun.
         superseded: Whether another iterator has got its workers.
     """
 
-    def __init__(
-        self, core: Any, drawn: int | None, here: Callable[[Pass], Any] | None, pin: Any
-    ) -> None:
+    def __init__(self, core: Any, drawn: int | None, here: bool, pin: Any) -> None:
         self._core, self.drawn = core, drawn
         self._data_loader = loader = core.loader  # which lives as long as it is iterated
         self._here, self._pin, self._pid = here, pin, core.pid
         self._sample_errors: Any = None
-        self._pass: Pass | None = None
+        self.made: Pass | None = None
         self._tasks: PassTasks | None = None
-        self._ahead: NextEpochTasks | None = None
-        self._arrived: dict[int, Outcome] = {}  # what waits for its turn
+        self._ahead = NextEpochTasks(None, None)
         self._executor: Executor | None = None
         self._thread: Any = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._tail: Any = None
-        self._draws = here is not None  # whether other threads wait for a turn at the generators
+        self._draws = here  # whether other threads wait for a turn at the generators
         self._ended = self._closed = self.superseded = False
         # Readers, each of which gives its own in order; 0: whichever batch comes first. With
         # ``in_order`` there is one line.
-        self._lines = 1 if loader.in_order or here is not None else core.readers
-        self._copy: Any = core.seams.device_copy(core) if here is None else None
+        self._lines = 1 if loader.in_order or here else core.readers
+        self._copy: Any = None if here else core.seams.device_copy(core)
         self._limits = loader.max_worker_restarts, loader.timeout or None
         self._healer: Healer | None = None  # made for the first workers
         self._restarts_noted = 0
@@ -147,20 +138,15 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         """Begin the pass now, and let workers make its first batches."""
         with self._core.lock:
             tasks = self._tasks or self._begin()
-            if self._here is None:
+            if not self._here:
                 if not tasks.tasks:
                     tasks.next_task()
                 self._fill(self._executor or self._connect(tasks), tasks)
 
-    @property
-    def made(self) -> Pass | None:
-        """The pass, once it has begun."""
-        return self._pass
-
     def begin_pass(self) -> Pass:
         """Fix where the pass begins."""
-        self._pass = self._pass or self._core.begin_pass(self, self.drawn)
-        return self._pass
+        self.made = self.made or self._core.begin_pass(self, self.drawn)
+        return self.made
 
     def _begin(self) -> PassTasks:
         """Begin the pass."""
@@ -172,13 +158,12 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             else MapTasks(made)
         )
         self._ahead = core.next_epoch_tasks(made)
-        self._arrived = self._ahead.arrived
         self._tasks = tasks
         return tasks
 
     def _await(self, tasks: PassTasks, began: int) -> Outcome | None:
         """Keep the executor busy until the next outcome is there; None: all are out."""
-        tail, arrived = self._tail, self._arrived
+        tail, arrived = self._tail, self._ahead.arrived
         while True:
             if self._closed or self._pid != self._core.pid:
                 self._check_closed()
@@ -188,7 +173,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if tasks.tasks or not tasks.is_drawn:
                 if executor is None:
                     executor = self._connect(tasks)
-                    arrived = self._arrived
+                    arrived = self._ahead.arrived
                 if executor.page is not None:
                     executor.page.row[SINCE] = began
                 if not tasks.tasks or tasks.again:
@@ -212,23 +197,19 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     tasks.restart(came.number)
                     self._fill(executor, tasks)
                     continue
-                first = next(iter(tasks.tasks))
-                if came.number == first and self._lines == 1:  # as nearly always
-                    outcome = came
-                    break
                 arrived[came.number] = came
                 outcome = self._in_turn(tasks)
             if (self._healer is not None and self._healer.notices) or outcome.error is not None:
                 arrived[outcome.number] = outcome  # not lost where warnings are errors
                 self._report_events()
                 del arrived[outcome.number]
-            if tasks.reads_streams:  # the report is of its place
-                outcome.unpack()
+            if tasks.reads_streams and (outcome.memory is not None or outcome.failure is not None):
+                outcome.unpack()  # the report is of its place
             tasks.took(outcome)
             if not outcome.ended:
                 break
             tasks.settle()
-        if self._here is None:
+        if not self._here:
             self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
         if tail:
             tail.given(tasks.place)
@@ -243,11 +224,10 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         limit: the others may be waiting for the first of them.
         """
         ahead = self._ahead
-        assert ahead is not None
         known = len(tasks.tasks) + len(ahead.tasks) - len(tasks.again)
         if tasks.given is not None:
             known -= 1
-        room = executor.room(known) if self._here is None else 0  # made when they are asked for
+        room = 0 if self._here else executor.room(known)  # made when they are asked for
         while tasks.again or room > 0 or known < least:
             task = tasks.next_task()
             if task is None:
@@ -262,25 +242,30 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def _in_turn(self, tasks: PassTasks) -> Outcome | None:
         """Take out the outcome whose turn it is, if it has arrived."""
-        arrived, outstanding, lines = self._arrived, tasks.tasks, self._lines
-        if lines == 1:
-            for first in outstanding:
-                return arrived.pop(first, None)
-        for number in arrived:
-            if number not in outstanding:  # of an epoch to come
-                continue
-            if not lines or number == next(n for n in outstanding if n % lines == number % lines):
+        arrived, lines = self._ahead.arrived, self._lines
+        waited_for: set[int] = set()  # the lines whose first has not arrived
+        for number in tasks.tasks:
+            line = number % lines if lines else number
+            if line not in waited_for and number in arrived:
                 return arrived.pop(number)
+            waited_for.add(line)
+            if lines == 1:
+                break
         return None
 
     def _report(self, outcome: Outcome) -> Exception | None:
         """Note what came with a batch; return what is to be raised in the batch's place."""
-        made = outcome.made
+        made, number, core = outcome.made, outcome.number & POSITION, self._core
         assert made is not None
         try:
             if made.divided is not None:
-                self._warn_of_ignored_share(made.divided)
-            self._note_errors(outcome.number & POSITION, made)
+                core.warn_once(core.seams.words().ignored_share(core, made.divided))
+            if number != self._noted:  # else it has been taken back, and is given again
+                self._noted = number
+                if made.errors or made.retries or made.omitted:
+                    self.sample_errors.note(number, made)
+                for note in made.notes:
+                    core.warn_of_exactness(note)
         except Exception as error:  # too many samples cannot be read, say
             return error
         return None
@@ -298,8 +283,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         if self._copy is not None:
             batch = self._on_device(executor, tasks, batch)
         if timings.slowest:
-            at = timings.slowest_at
-            timings.slowest_index = indices[at] if type(indices) is list else _item(indices, at)
+            timings.slowest_index = _item(indices, timings.slowest_at)
         given = time.monotonic_ns()
         timings.epoch, timings.number, timings.asked = task.epoch, number, began
         mine = timings.pin if self._thread is None else 0
@@ -323,29 +307,21 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def _on_device(self, executor: Executor, tasks: PassTasks, batch: Any) -> Any:
         """Return the batch on the device; before that, queue the copy of the next one."""
-        staged = self._copy.stage(batch)
-        following, thread, given = None, self._thread, tasks.given
-        numbers = [number for number in tasks.tasks if number != given]
-        while numbers:
-            if self._lines == 1:
-                following = self._arrived.get(numbers[0])
-            else:
-                following = next(iter(self._arrived.values()), None)
-            if following is not None:
-                break
+        staged, thread, arrived = self._copy.stage(batch), self._thread, self._ahead.arrived
+        due = next((number for number in tasks.tasks if number != tasks.given), None)
+        while due is not None and due not in arrived:
             came = executor.receive(0.0) if thread is None else thread.take_at_once()
             if came is None:
                 break
             if came.lost:
                 tasks.restart(came.number)
             else:
-                self._arrived[came.number] = came
-        # One of the next epoch is left to that one's iterator.
-        if following is not None and following.number in tasks.tasks:
+                arrived[came.number] = came
+        following = None if due is None else arrived.get(due)
+        if following is not None:
             following.unpack()
             omitted = following.made is not None and following.made.omitted
-            done = following.error is not None or following.ended or omitted
-            if not done:
+            if not (following.error or following.ended or omitted):
                 following.batch = self._copy.stage(following.batch)
         return self._copy.take(staged)
 
@@ -353,31 +329,33 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def _connect(self, tasks: PassTasks) -> Executor:
         """Attach an executor and resubmit all outstanding tasks."""
-        assert self._pass is not None
-        core = self._core
-        if self._here is not None:
-            executor = core.inline(self._pass, self._here(self._pass), self._pin)
-            self._draws = executor.draws
-            tasks.restart_all(self._arrived)
-            self._executor = executor
-            return executor  # type: ignore[no-any-return]
+        core, made, ahead = self._core, self.made, self._ahead
+        assert made is not None
+        if self._here:
+            from lit_loader.core.executors.inline import Inline
+
+            found, made.found = made.found, None  # later the dataset may hold others
+            spec = core.spec(made)
+            inline = self._executor = Inline(spec, self._pin, made.seeds, made.epoch, found)
+            self._draws = inline.draws
+            tasks.restart_all(ahead.arrived)
+            return inline
         _end_with_the_program()
         with HeldBack():  # what a handler raises comes when the workers are started, and are kept
             resizes = core.keeper.resizes
-            executor, begun = core.keeper.acquire(self, self._pass)
+            executor, begun = core.keeper.acquire(self, made)
             try:
                 thread = None if self._pin is None else _pinning(executor, self._pin)
                 if begun is None:
-                    tasks.restart_all(self._arrived)
+                    tasks.restart_all(ahead.arrived)
                 else:
-                    assert isinstance(tasks, MapTasks) and self._ahead is not None
+                    assert isinstance(tasks, MapTasks)
                     tasks.adopt(begun)
-                    self._arrived = self._ahead.arrived = begun.arrived
+                    ahead.arrived = begun.arrived
             except BaseException:
                 executor.close()
                 raise
-            assert self._ahead is not None
-            args = core.keeper, tasks, self._ahead, executor, thread, True
+            args = core.keeper, tasks, ahead, executor, thread
             self._finalizer = weakref.finalize(self, _give_back, *args, unnoticed=True)
             self._executor, self._thread = executor, thread
             if resizes != core.keeper.resizes:  # meanwhile, and these were not found
@@ -389,7 +367,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def _let_go(self, reusable: bool) -> None:
         """Return the executor, keeping what has come in; a second call does nothing."""
-        finalizer, executor, thread = self._finalizer, self._executor, self._thread
+        finalizer, executor = self._finalizer, self._executor
         if executor is None:
             return
         if finalizer is None:
@@ -398,12 +376,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             return
         with HeldBack():
             self._executor = self._thread = self._finalizer = None
-            if finalizer.detach() is not None:
-                assert self._tasks is not None and self._ahead is not None
-                parts = self._core.keeper, self._tasks, self._ahead, executor, thread, reusable
-                if _give_back(*parts):
-                    self._ahead = NextEpochTasks(None, None)
-                    self._arrived = self._ahead.arrived
+            lent = finalizer.detach()
+            if lent is not None and _give_back(*lent[2], reusable):
+                self._ahead = NextEpochTasks(None, None)
 
     def _broken_off(self, error: BaseException) -> None:
         """Bring things in order after an exception that is no batch's outcome."""
@@ -425,9 +400,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         if self._closed:
             raise LoaderError(_CLOSED)
         self._pid = self._core.pid
-        if self._here is None:
+        if not self._here:
             self._let_go(reusable=False)
-            self._arrived.clear()
+            self._ahead.arrived.clear()
 
     def revoke(self) -> None:
         """Pass the workers to another iterator."""
@@ -441,7 +416,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._let_go(reusable=True)
         if self._tasks is not None:
             self._tasks.tasks.clear()
-        self._arrived.clear()
+        self._ahead.arrived.clear()
 
     def resize(self, num_workers: int, depth: int) -> None:
         """Change the number of workers and of batches that may be outstanding; from any thread."""
@@ -466,16 +441,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return self._sample_errors
 
     @property
-    def unattended(self) -> Workers | None:
-        """The workers, if there are some that only :meth:`__next__` receives from."""
-        return None if self._thread is not None else self.workers
-
-    @property
     def ready(self) -> int:
         """Batches that have been made and not asked for."""
         pinned = 0 if self._thread is None else self._thread.pinned
         unread = 0 if self.workers is None else self.workers.unread
-        return len(self._arrived) + pinned + unread
+        return len(self._ahead.arrived) + pinned + unread
 
     @property
     def workers(self) -> Workers | None:
@@ -500,9 +470,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         core.passes.warn_if_empty(made)
         if tasks.reads_streams and not (errors and errors.count):
             delivered = place.now().delivered
-            text = core.seams.words().short_epoch(core, self._promised, delivered)
-            if text is not None:
-                core.warn_once(text)
+            core.warn_once(core.seams.words().short_epoch(core, self._promised, delivered))
         return nothing or StopIteration()
 
     def _report_events(self) -> None:
@@ -515,34 +483,12 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         while healer.notices:
             notice = healer.notices.popleft()
             if isinstance(notice, Overrun):
-                warnings.warn(
-                    f"lit_loader: {notice}", RuntimeWarning, stacklevel=program_stacklevel()
-                )
+                warn(str(notice), RuntimeWarning)
                 continue
             core.log.note("restart", str(notice))
             if isinstance(notice, FewerWorkers):
                 core.cap_workers(notice.workers)
-            level = program_stacklevel()
-            warnings.warn(f"lit_loader: {notice}", WorkerRestartWarning, stacklevel=level)
-
-    def _note_errors(self, number: int, made: BatchWithReport) -> None:
-        """Note what was wrong with a batch that is given out or omitted now."""
-        if number == self._noted:
-            return  # it has been taken back, and is given again
-        self._noted = number
-        if made.errors or made.retries or made.omitted:
-            self.sample_errors.note(number, made)
-        for note in made.notes:
-            self._core.warn_of_exactness(note)
-
-    def _warn_of_ignored_share(self, divided: int) -> None:
-        """Warn, once, that an iterable dataset gives several readers the same."""
-        core = self._core
-        sharded, ranks = core.shards is not None, core.replica[1]
-        words = core.seams.words()
-        text = words.ignored_share(core.dataset, divided, core.readers, ranks, sharded)
-        if text is not None:
-            core.warn_once(text)
+            warn(str(notice), WorkerRestartWarning)
 
     def _count(self, samples: int) -> None:
         """Note the samples of a batch of an iterable dataset that is about to be given out."""
@@ -552,8 +498,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             # Once for an iterator; torch warns of it again at every batch that follows.
             promised, self._promised = self._promised, None
             args = self._core.dataset, promised, self._samples, self._data_loader.num_workers
-            text = self._core.seams.words().broken_promise(*args)
-            warnings.warn(f"lit_loader: {text}", stacklevel=program_stacklevel())
+            warn(self._core.seams.words().broken_promise(*args))
 
     # --- what it looks like ---
 
@@ -565,14 +510,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def __repr__(self) -> str:
         where = "not begun"
-        if self._pass is not None:
-            given = self._pass.position.now().delivered
-            where = f"epoch {self._pass.epoch}, "
-            where += (
-                "ended"
-                if self._ended
-                else f"{given:,} {'batch' if given == 1 else 'batches'} given out"
-            )
+        if self.made is not None:
+            given = f"batch {self.made.position.now().delivered:,}"
+            where = f"epoch {self.made.epoch}, {'ended' if self._ended else given}"
         return f"<{type(self).__name__} of {self._data_loader!r}: {where}>"
 
     def __reduce__(self) -> NoReturn:
@@ -587,7 +527,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return self
 
     def _shutdown_workers(self) -> None:
-        if self._here is None:
+        if not self._here:
             self.close()
         super()._shutdown_workers()
 
@@ -609,7 +549,7 @@ def _give_back(
     ahead: NextEpochTasks,
     executor: Executor,
     thread: Any,
-    reusable: bool,
+    reusable: bool = True,
     unnoticed: bool = False,
 ) -> bool:
     """End an executor, or leave it to the next iterator; return whether what is ahead goes there.
@@ -636,8 +576,6 @@ def _give_back(
 
 def _item(indices: Any, place: int) -> Any:
     """Return one of a batch's indices; the batch's only one, or what it has in their place."""
-    if type(indices) is np.ndarray and indices.ndim:
-        return int(indices[place])
     indices = listed(indices)
     return indices[place] if type(indices) is list and place < len(indices) else indices
 

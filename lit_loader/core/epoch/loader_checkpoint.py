@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from lit_loader.core.sampling.sampler_view import order_name
 from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of, has_methods
 from lit_loader.core.state.loader_state import LoaderState
 from lit_loader.core.state.position import COUNT, Position
-from lit_loader.core.state.state_validation import brief
 
 __all__ = ["load_state", "state_of", "take_state"]
 
@@ -54,24 +53,13 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     """
     core.follow_samplers()
     loaded = LoaderState.from_dict(state, core.seams.reader_states)
-    before, fingerprint, plan = loaded.fingerprint, _fingerprint(core), core.plan
-    changed = _changed(core, loaded, fingerprint)
-    loaded = replace(loaded, fingerprint={**loaded.fingerprint, **changed})
+    fingerprint, plan = _fingerprint(core), core.plan
     if plan is None:
-        streams, loader = core.seams.reader_states(), core.loader
-        if changed:
-            loaded = streams.adapted(loaded, loader.dataset, loader.batch_size or 1)
+        streams = core.seams.reader_states()
         position = streams.to_position(loaded, fingerprint, core.shards)
-        if advice := streams.advice(loaded, loader.dataset):
-            core.warn_once(advice)
+        core.warn_once(streams.advice(loaded, core.loader.dataset))
     else:
         position = loaded.to_position(fingerprint, plan)
-    if changed:  # before anything has, for warnings may be errors
-        core.warn_once(
-            f"the state was taken with {_written(before, changed)}, and this loader has "
-            f"{_written(fingerprint, changed)}. Samples drawn so far stay drawn, and the values "
-            "of this loader apply from here on"
-        )
     had, has = (each.get("dataset_length") for each in (loaded.fingerprint, fingerprint))
     if had != has:
         core.warn_once(
@@ -82,29 +70,6 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     core.passes.load(position, loaded.generator)
     if position.told:
         core.tell_dataset(position.epoch)
-    if plan is not None and plan.is_computed:
-        plan.source.go_on(loaded.order, position.epoch, loaded.samples)
-
-
-def _changed(core: LoaderCore, loaded: LoaderState, fingerprint: Fingerprint) -> Fingerprint:
-    """Return the fields in which a state may differ from this loader and does; as they are here."""
-    plan, dataset = core.plan, core.loader.dataset
-    elastic: set[str] = set()
-    if plan is None and hasattr(dataset, "adapt_state"):
-        points = loaded.position.readers
-        if all(point.state is not None for point in points if point.batches and not point.ended):
-            elastic = {f"dataset.{name}" for name in dataset.elastic()}
-    elif plan is not None and plan.is_computed:
-        elastic = {*plan.source.elastic(loaded.order)}
-    return {
-        name: fingerprint.get(name)
-        for name in sorted(elastic)
-        if loaded.fingerprint.get(name) != fingerprint.get(name)
-    }
-
-
-def _written(fingerprint: Fingerprint, names: Iterable[str]) -> str:
-    return ", ".join(f"{name}={brief(fingerprint.get(name))}" for name in names)
 
 
 def _fingerprint(core: LoaderCore) -> Fingerprint:

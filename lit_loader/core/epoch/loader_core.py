@@ -15,16 +15,16 @@ both.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
@@ -44,14 +44,10 @@ from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
 from lit_loader.core.seeding.held_generators import find_generators
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.state.position import Shards
-from lit_loader.core.system.processors import AS_TORCH_SAYS
 from lit_loader.core.transport import viewer_page
 from lit_loader.core.transport.viewer_page import ViewerPage
-from lit_loader.describe import program_stacklevel
+from lit_loader.describe import warn
 from lit_loader.errors import ExactnessWarning, OptionError
-
-if TYPE_CHECKING:
-    from lit_loader.core.executors.inline import Inline
 
 __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 
@@ -254,15 +250,14 @@ class LoaderCore:
         remote_workers = self.remote_workers
         if remote_workers:
             self.log.first_remote = MOST_WORKERS
-        if (idle := self.seams.idle(self)) is not None:
-            self.warn_once(idle)
+        self.warn_once(self.seams.idle(self))
         workers = loader.num_workers or remote_workers
         drawn, self._kept_draw = self._kept_draw, None
         self.passes.find_generator()
         numbers, self._drawn_last = self._numbers_to_draw(workers), 0
         if drawn is None and not self.passes.resumes:
             drawn, self._drawn_last = self.seeds.draw(numbers), numbers
-        made: LoaderIterator[Any] = LoaderIterator(self, drawn, None if workers else self.spec, pin)
+        made: LoaderIterator[Any] = LoaderIterator(self, drawn, not workers, pin)
         if workers:
             self.keeper.runs.add(made)
         run_patches(made, loader)
@@ -306,16 +301,6 @@ class LoaderCore:
             self._started = None
             made.close()
 
-    @property
-    def started_epoch(self) -> int | None:
-        """The epoch of what `start` has begun; None: nothing."""
-        return None if self._started is None or (at := self._started[0].made) is None else at.epoch
-
-    def ended_iterator(self) -> LoaderIterator[Any]:
-        """Return an iterator that yields nothing, for programs that look for one."""
-        made: LoaderIterator[Any] = LoaderIterator(self, None, None, None)
-        return made.as_ended()
-
     def close(self) -> None:
         """End the workers, and the iterators that have some."""
         self.forget_start()
@@ -336,11 +321,11 @@ class LoaderCore:
         options = self.options
         found = find_generators(self.dataset, options.collate_fn, options.worker_init_fn)
         tells = self.keeper.pool is not None
-        # generator= may be a global beside the dataset. Nothing more is drawn from it: its pass's
-        # seed decides what it yields there.
+        # generator= may be a global of the dataset's module. Nothing more is drawn from it: the
+        # seed of its pass decides what it yields there.
         own = None if self.seeds.seed is not None else self.seeds.generator
         held = tuple(each for each in found.generators if own is None or each[1] is not own)
-        position = partial(self.seams.position, self)
+        position = functools.partial(self.seams.position, self)
         made = self.passes.begin(iterator, drawn, held, position, tells)
         made.found, self.of_process["shared"] = found, found.shared
         return made
@@ -351,7 +336,8 @@ class LoaderCore:
         ``informed``: samplers whose ``set_epoch`` somebody else calls.
         """
         self.follow_samplers()
-        if self.started_epoch not in (None, epoch):
+        begun = None if self._started is None else self._started[0].made
+        if begun is not None and begun.epoch != epoch:
             self.forget_start()
         self.passes.set_epoch(epoch, informed)
         self.tell_dataset(epoch)
@@ -405,13 +391,6 @@ class LoaderCore:
             **self.seams.spec_parts(self),
         )
 
-    def inline(self, made: Pass, spec: BatchSpec, pin: Any) -> Inline:
-        """Return what makes the batches of a pass in this process."""
-        from lit_loader.core.executors.inline import Inline
-
-        found, made.found = made.found, None  # later the dataset may hold others
-        return Inline(spec, pin, made.seeds, made.epoch, found)
-
     # --- how many workers ---
 
     def set_auto(self, auto: bool) -> None:
@@ -423,8 +402,8 @@ class LoaderCore:
         """Change the number of workers at any moment; see ``DataLoader.resize``.
 
         A batch does not depend on who makes it, so nothing else changes: what workers were asked
-        for stays outstanding, and comes in its turn. No thread waits for another: a run that is
-        being given workers just then compares the count of resizes.
+        for stays outstanding, and comes in its turn. An iterator that is being given workers just
+        then compares the count of resizes.
         """
         loader, keeper = self.loader, self.keeper
         running = any(run.workers for run in keeper.alive())
@@ -438,8 +417,6 @@ class LoaderCore:
             keeper.end_idle_workers()
             return
         keeper.announce_size()
-        least = keeper.resize_now()
-        self.cap_workers(num_workers if least is None else least)
 
     def cap_workers(self, workers: int) -> None:
         """Cap the number of workers; the system cannot start more."""
@@ -473,39 +450,20 @@ class LoaderCore:
     def show(self, page: ViewerPage, run: LoaderIterator[Any]) -> None:
         """Write down, for viewers in other processes, what the loader is at."""
         now = time.monotonic_ns()
-        first, page.due = not page.due, now + viewer_page.EVERY
-        figures: Any = None
-        if not first:
-            try:
-                figures = self.seams.figures(self, page.row[viewer_page.EPOCH], now)
-            except Exception:  # of the user's: the repr of a slow sample's index
-                return
-        page.write(figures or self._shown_at_first(), run.ready, now)
+        page.due = now + viewer_page.EVERY
+        with contextlib.suppress(Exception):  # of the user's: the repr of a slow sample's index
+            figures = self.seams.figures(self, page.row[viewer_page.EPOCH], now)
+            page.write(figures, run.ready, now)
         if run.workers is not None:
             self.seams.look_at_workers(self, run.workers, now / 1e9)
 
-    def _shown_at_first(self) -> dict[str, Any]:
-        """Return what viewers are shown before the first second is over."""
-        (rank, ranks), plan = self.replica, self.plan
-        return {
-            "rank": rank,
-            "ranks": ranks,
-            "ahead": self.depth,
-            "role": self.loader.role,
-            "dataset": type(self.dataset).__name__,
-            "options": self.describe(),
-            "length": len(plan) if plan is not None and plan.is_computed else None,
-        }
-
     # --- warnings ---
 
-    def warn_once(self, message: str, category: type[Warning] = UserWarning) -> None:
-        """Warn, at the line of the program that called the package; of the same thing once."""
-        if message not in self._warnings_given:
-            self._warnings_given.add(message)
-            if not message.startswith(AS_TORCH_SAYS):
-                message = f"lit_loader: {message}"
-            warnings.warn(message, category, stacklevel=program_stacklevel())
+    def warn_once(self, text: str | None, category: type[Warning] = UserWarning) -> None:
+        """Warn of something, once; None: there is nothing to say."""
+        if text is not None and text not in self._warnings_given:
+            self._warnings_given.add(text)
+            warn(text, category)
 
     def warn_of_exactness(self, note: str) -> None:
         """Warn, once, of what was noticed while a batch was made."""
@@ -514,21 +472,17 @@ class LoaderCore:
 
 def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
     """Refuse a number of workers that a loader cannot be resized to, which may have some."""
-    text, later = "", "which counts from the next epoch on"
     if num_workers == "auto":
-        text = "a loader is resized to a number of workers, got resize('auto'): set "
-        text += f"loader.num_workers = 'auto', {later}"
-    elif reason is not None:
-        text = f"{reason}, so it cannot be resized, got resize({num_workers}): set "
-        text += f"loader.num_workers = {num_workers}, {later}"
-    elif num_workers > MOST_WORKERS:
-        text = f"a loader is resized to at most {MOST_WORKERS} workers, got resize({num_workers}): "
-        text += "make a new loader for more"
-    elif num_workers == 0 and running:
-        text = "an iterator needs its workers, got resize(0): resize to 1, or set "
-        text += f"loader.num_workers = 0, {later}"
-    if text:
-        raise OptionError(text)
+        reason = "a loader is resized to a number of workers"
+    elif reason is None and num_workers > MOST_WORKERS:
+        reason = f"a loader is resized to at most {MOST_WORKERS} workers"
+    elif reason is None and num_workers == 0 and running:
+        reason = "an iterator needs its workers"
+    if reason is not None:
+        raise OptionError(
+            f"{reason}, got resize({num_workers!r}): set loader.num_workers = {num_workers!r}, "
+            "which counts from the next epoch on"
+        )
 
 
 def _shared(sampler: Any) -> object:

@@ -150,7 +150,7 @@ class MapTasks(PassTasks):
         """Return what the sampler has raised; see `PassTasks.fault`."""
         error, self.error = self.error, None
         if error is not None:
-            # It may have been a signal handler's, so the sampler is asked once more for that batch.
+            # It may have been a signal handler's, so the sampler is tried once more for that batch.
             # If it fails again, the pass is over, as with torch.
             self.is_drawn, self._failed_at = self._failed_at == self._at, self._at
             return error
@@ -211,14 +211,13 @@ class NextEpochTasks:
             return False
         if self._foreseen[0] != made.seeds or not isinstance(made.batches, ComputedBatches):
             return False
-        for number, task in self.tasks.items():
-            try:
-                same = np.array_equal(made.batches.at(position_of(number)), task.indices)
-            except IndexError:
-                return False
-            if not same or task.epoch != made.epoch:
-                return False
-        return True
+        try:
+            return all(
+                np.array_equal(made.batches.at(position_of(number)), task.indices)
+                for number, task in self.tasks.items()
+            )
+        except IndexError:
+            return False
 
     def clear(self) -> None:
         """Forget what was begun."""

@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -36,11 +35,11 @@ import torch.distributed
 
 from lit_loader.context import reading
 from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
-from lit_loader.core.seeding.held_generators import Found, OwnSeed, own_seeds
+from lit_loader.core.seeding.held_generators import Found, own_seeds
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.seeding.seeds import UNTOLD, PassSeeds, derive
 from lit_loader.core.state.position import PassPosition, Position, Root
-from lit_loader.describe import program_stacklevel
+from lit_loader.describe import warn
 
 if TYPE_CHECKING:  # it is loaded for a sampler of the user's
     from lit_loader.core.sampling.sampler_batches import SamplerBatches
@@ -63,7 +62,7 @@ class Pass:
     seeds: PassSeeds  # what is drawn
     batches: PassBatches | None  # from the position on; None for an iterable dataset
     position: PassPosition  # where to begin; the iterator keeps it up to date
-    own: dict[str, OwnSeed] = field(default_factory=dict)  # what held generators count from
+    own: dict[str, int] = field(default_factory=dict)  # what held generators count from
     resumed: Position | None = None  # the loaded position that it has taken over
     committed: Position | None = None  # where it was at the last commit
     within: bool = False  # whether the training loop's epoch continues after the end of this pass
@@ -78,10 +77,16 @@ class Pass:
         return self.position.start.epoch
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether it has yielded more than was committed."""
+        committed = self.committed
+        return committed is None or committed.delivered < self.position.now().delivered
+
+    @property
     def start(self) -> Position:
         """Where it has begun, with what a sampler of the user's must remember there."""
         start, batches = self.position.start, self.batches
-        if batches is None or isinstance(batches, ComputedBatches) or start.sampler is not None:
+        if batches is None or start.sampler is not None:
             return start
         return replace(start, sampler=batches.at_start)
 
@@ -101,10 +106,9 @@ class Passes:
         self._set: int | None = None  # the epoch that set_epoch has chosen
         self._next = 0  # the epoch that comes next, if none is set
         self._repeats = defaultdict[int, int](int)  # passes of each epoch that have begun
-        self._begun = 0  # passes that have begun
         self._loaded: Position | None = None  # where the next pass begins
         self._left = False  # whether the training loop has ended the loaded pass
-        self._own: dict[str, OwnSeed] = {}
+        self._own: dict[str, int] = {}
         # After a resume: the seed to be mixed into those that are drawn, unless the generator
         # is found where the state says.
         self._mixed: int | None = None
@@ -133,21 +137,20 @@ class Passes:
     def load(self, position: Position, generator: int) -> None:
         """Make the next pass begin at a position; ``generator`` is the digest of torch's there."""
         running = self.current
-        in_use = running is not None and running.given and self._is_running(running)
-        if in_use and not self.commits:
-            warnings.warn(
-                "lit_loader: load_state_dict() was called while an iterator of this loader is in "
-                "use. That iterator continues where it is; the next iter(loader) begins at the "
-                "loaded position [LL333]",
-                stacklevel=program_stacklevel(),
+        if running is not None and running.given and self._is_running(running) and not self.commits:
+            warn(
+                "load_state_dict() was called while an iterator of this loader is in use. That "
+                "iterator continues where it is; the next iter(loader) begins at the loaded "
+                "position [LL333]"
             )
         self._loaded, self._left, self.current = position, False, None
         self._set, self._next = None, position.epoch
         self._repeats = defaultdict(int, {position.epoch: position.repeat})
         self._mixed, self._expected = None, generator
         if position.root is not None:
-            self.seeds.adopt(position.root.seed if position.root.is_base else None)
-            self._mixed = position.root.seed
+            seed, kind = position.root
+            self.seeds.adopt(seed if kind == "base" else None)
+            self._mixed = seed
         self.find_generator()
         if self.plan is not None:
             self.plan.epochs.show(position.epoch, resumed=True)
@@ -174,13 +177,21 @@ class Passes:
 
     # --- passes ---
 
+    def epoch(self) -> int:
+        """Return the epoch of the pass that comes next."""
+        asked = self._asked()
+        return self._next if asked is None else asked
+
+    def _asked(self) -> int | None:
+        """Return the epoch that the program has set, on a sampler or the loader; None: none."""
+        shown = None if self.plan is None else self.plan.epochs.asked()
+        return self._set if shown is None else shown
+
     @property
     def resumes(self) -> bool:
         """Whether the next pass continues one that a state was taken in: its seed is known."""
         loaded = self._loaded
-        if loaded is None or not loaded.has_begun or self.epoch() != loaded.epoch:
-            return False
-        return bool(loaded.delivered) or not _base(loaded)
+        return loaded is not None and loaded.has_begun and self.epoch() == loaded.epoch
 
     def begin(
         self,
@@ -196,36 +207,27 @@ class Passes:
         makes the position that the iterator keeps. ``tells``: living workers have copies of the
         dataset, which are to be told the epoch.
         """
-        nested = reading().maker is not None
-        if nested:
+        if reading().maker is not None:
             # Within a sample of another loader: what comes follows from that sample alone, and not
             # from the passes that this process has made before.
-            self._next = self._begun = 0
+            self._next, self.current, self._own = 0, None, {}
             self._repeats.clear()
-            self._own = {}
         self._warn_of_used_position()
-        found, loaded = list(held), self._taken_over()
-        if loaded is None:
-            start = self._without_peek(self._start(self.epoch(), drawn))
+        found = list(held)
+        self._own = self._own_seeds(found)
+        start = self._taken_over()
+        resumed = start
+        if start is None:
+            start = self._start(self.epoch(), drawn, self._own)
             self._warn_of_equal_orders(start.epoch)
         else:
-            start = loaded
-            if not loaded.delivered and self.plan is not None:
-                # A pass of which nothing was given out has the order of this loader's sampler.
-                start = replace(loaded, distributed=self.plan.distributed)
             self.find_generator()
             self._log_resume(start)
         self._repeats[start.epoch] = max(self._repeats[start.epoch], start.repeat + 1)
-        ordinal = self._ordinal(start.epoch)
-        start = replace(start, told=start.told or self._set is not None)
-        told = start.epoch if start.told and tells else UNTOLD
-        is_seeded = self.seeds.seed is not None or nested
-        seeds = PassSeeds(start.seed, ordinal, int(is_seeded), told)
-        self._own = self._own_seeds(found, seeds)
-        if not is_seeded:
-            own = [self._own[path] for path, _ in found if path in self._own]
-            numbers = tuple((each.number, ordinal - each.since) for each in own)
-            start = replace(start, generators=numbers)
+        seeds = self._seeds_of(start, tells)
+        if not self._is_seeded:
+            own = tuple(self._own[path] for path, _ in found if path in self._own)
+            start = replace(start, generators=own)
         batches: PassBatches | None = None
         if self.plan is not None and self.plan.is_computed:
             batches = ComputedBatches(self.plan, start)
@@ -233,19 +235,18 @@ class Passes:
             from lit_loader.core.sampling.sampler_batches import SamplerBatches  # of the user's
 
             batches = SamplerBatches(self.plan, start, resumed=self._loaded is not None)
-        made = Pass(seeds, batches, make_position(start), self._own, loaded)
+        made = Pass(seeds, batches, make_position(start), self._own, resumed)
         made.iterator = weakref.ref(iterator)
-        if self.commits and self.current is not None and self.current.committed is not None:
-            # A loop that takes a batch ahead may not have used the last ones of the pass before.
-            last = self.current.position.now()
-            if self.current.committed.delivered < last.delivered:
-                made.committed = self.current.committed
-        self._loaded, self._left, self._begun = None, False, self._begun + 1
+        before = self.current
+        if before is not None and before.committed is not None and before.is_ahead:
+            # A loop that takes a batch ahead has not used the last ones of the pass before.
+            made.committed = before.committed
+        self._loaded, self._left = None, False
         if self._set is None:
-            self._next = start.epoch + 1
+            self._next = start.epoch if self.shares_data else start.epoch + 1
         if self.plan is not None:
             self.plan.epochs.show(start.epoch)
-        if self.current is None or not self._is_running(self.current):
+        if before is None or not self._is_running(before):
             self.current = made
         return made
 
@@ -255,34 +256,20 @@ class Passes:
         if current is None or one.given > 1 or not self._is_running(current):
             self.current = one
 
-    def epoch(self) -> int:
-        """Return the epoch of the pass that comes next."""
-        asked = None if self.plan is None else self.plan.epochs.asked()
-        if asked is None:
-            asked = self._set
-        if asked is not None:
-            return asked
-        loaded = self._loaded
-        if self.shares_data:
-            return 0 if loaded is None and not self._begun else self._last_epoch()
-        return self._next
-
     def now(self) -> Position:
         """Return the position that a state taken now has; nothing changes by that."""
         loaded, one = self._loaded, self.current
-        if loaded is not None and one is None:
-            if not loaded.has_begun or self.epoch() == loaded.epoch:
-                return loaded
-            return Position(self.epoch(), loaded.root, has_begun=False)
-        if one is None:
-            root = None if self.seeds.seed is None else Root(self.seeds.seed, True)
-            return Position(self.epoch(), root, has_begun=root is not None)
-        position = one.position.now()
-        if self.commits:
-            committed = one.committed
-            if committed is None or committed.delivered < position.delivered:
-                return committed or one.start
-        return self._following(one) if position.ended and not one.within else position
+        if one is not None:
+            if self.commits and one.is_ahead:
+                return one.committed or one.start
+            position = one.position.now()
+            return self._following(one) if position.ended and not one.within else position
+        if loaded is None:
+            seed = self.seeds.seed
+            return self._before(self.epoch(), None if seed is None else Root(seed, "base"))
+        if self.epoch() == loaded.epoch:
+            return loaded
+        return self._before(self.epoch(), loaded.root, generators=loaded.generators)
 
     def foresee(self, one: Pass) -> tuple[PassSeeds, Position] | None:
         """Return seeds and start of the pass after this one; None: nobody knows its seed yet.
@@ -291,96 +278,103 @@ class Passes:
         """
         if self.seeds.seed is None:
             return None
-        epoch = one.epoch + 1
-        start = self._start(epoch, None)
-        told = one.seeds.dataset_epoch
-        told = told if told == UNTOLD else epoch
-        ordinal = self._ordinal(epoch)
-        return one.seeds._replace(seed=start.seed, ordinal=ordinal, dataset_epoch=told), start
+        start = self._start(one.epoch + 1, None, {})
+        return self._seeds_of(start, one.seeds.dataset_epoch != UNTOLD), start
 
     # --- inside ---
 
     def _taken_over(self) -> Position | None:
         """Return the loaded position, if the next pass continues it."""
-        loaded = self._loaded
+        loaded, epoch = self._loaded, self.epoch()
         if loaded is None or not loaded.has_begun:
             return None
-        epoch = self.epoch()
         if epoch == loaded.epoch:
             return loaded
         is_end = self._left or (self.plan is not None and self.plan.is_end(loaded.batches))
         if loaded.delivered and not is_end:
-            warnings.warn(
-                f"lit_loader: set_epoch({epoch}) gives up the loaded position, batch "
-                f"{loaded.batches} of epoch {loaded.epoch}, so the rest of that epoch is skipped. "
-                f"To continue it, call set_epoch({loaded.epoch}) [LL325]",
-                stacklevel=program_stacklevel(),
+            warn(
+                f"set_epoch({epoch}) gives up the loaded position, batch {loaded.batches} of epoch "
+                f"{loaded.epoch}, so the rest of that epoch is skipped. To continue it, call "
+                f"set_epoch({loaded.epoch}) [LL325]"
             )
         sampler = None
         if is_end and self.plan is not None and not self.plan.is_computed:
             from lit_loader.core.sampling.sampler_batches import SamplerBatches
 
             sampler = SamplerBatches(self.plan, loaded, resumed=True).after()
-        # What the pass leaves to the next one.
-        numbers = tuple((number, passes + 1) for number, passes in loaded.generators)
-        self._loaded = Position(
-            epoch, loaded.root, has_begun=False, sampler=sampler, generators=numbers
-        )
+        self._loaded = self._before(epoch, loaded.root, sampler, loaded.generators)
         return None
 
-    def _start(self, epoch: int, drawn: int | None) -> Position:
-        """Return the start of a pass of an epoch."""
-        base, repeat = self.seeds.base(drawn), self._repeats[epoch]
-        if base is None:
+    def _start(self, epoch: int, drawn: int | None, held: dict[str, int]) -> Position:
+        """Return the start of a pass of an epoch; ``held``: see `LoaderSeeds.base`."""
+        base, loaded = self.seeds.base(drawn, held), self._loaded
+        if base is not None:
+            root = Root(base, "base")
+        else:
             seed = self.seeds.draw(1) if drawn is None else drawn
             assert seed is not None
             if self._mixed is not None:
                 seed = derive(self._mixed, seed)
-            root = Root(seed & _MASK, False)
-        else:
-            root = Root(base, True)
-        return Position(
-            epoch,
-            root,
-            repeat,
-            0 if self.shares_data else repeat,
-            sampler=None if self._loaded is None else self._loaded.sampler,
+            root = Root(seed & _MASK, "seed")
+        return replace(
+            self._before(epoch, None, None if loaded is None else loaded.sampler),
+            root=root,
             distributed=None if self.plan is None else self.plan.distributed,
+            told=self._set is not None or (loaded is not None and loaded.told),
         )
 
-    def _without_peek(self, start: Position) -> Position:
-        """Return a start that counts no batch that a loop which commits has fetched in vain."""
-        one = self.current
-        if one is None or not self.commits or one.committed is not None or one.given > 1:
-            return start
-        if one.epoch != start.epoch or one.iterator() is not None:
-            return start
-        before = one.position.start
-        return replace(start, repeat=before.repeat, order_repeat=before.order_repeat)
+    def _before(
+        self,
+        epoch: int,
+        root: Root | None,
+        sampler: Any = None,
+        generators: tuple[int, ...] = (),
+    ) -> Position:
+        """Return the place before the next pass of an epoch; ``root`` is that of the one before."""
+        if root is not None and root.kind == "seed":
+            root = Root(root.seed, "after")
+        repeat = self._repeats[epoch]
+        order_repeat = 0 if self.shares_data else repeat
+        return Position(epoch, root, repeat, order_repeat, sampler=sampler, generators=generators)
 
-    def _ordinal(self, epoch: int) -> int:
-        """Return the number of the pass that comes next, by which held generators vary."""
+    def _following(self, one: Pass) -> Position:
+        """Return the place before the pass after one that has ended."""
+        start, epoch = one.position.start, self._asked()
+        if epoch is None:
+            epoch = start.epoch if self.shares_data else start.epoch + 1
+        elif epoch == start.epoch:  # a program that has set it is expected to set the next one
+            epoch += 1
+        sampler = None if one.batches is None else one.batches.at_end()
+        return self._before(epoch, start.root, sampler, start.generators)
+
+    def _seeds_of(self, start: Position, tells: bool) -> PassSeeds:
+        """Return what a pass draws from; ``tells``: workers are to tell the dataset its epoch."""
+        distributed = torch.distributed
         # Ranks may begin passes of their own: what they hold must be seeded equally all the same.
-        if self.shares_data or (self.plan is None and _is_in_job()):
-            return epoch
-        return self._begun
+        alike = self.shares_data
+        if self.plan is None and distributed.is_available() and distributed.is_initialized():
+            alike = True
+        number = derive(start.epoch, 0 if alike else start.repeat) >> 1
+        told = start.epoch if start.told and tells else UNTOLD
+        return PassSeeds(start.seed, number, int(self._is_seeded), told)
 
-    def _own_seeds(self, found: list[tuple[str, Any]], seeds: PassSeeds) -> dict[str, OwnSeed]:
+    @property
+    def _is_seeded(self) -> bool:
+        """Whether the pass's seed takes the place of held generators' own ones."""
+        return self.seeds.seed is not None or reading().maker is not None
+
+    def _own_seeds(self, found: list[tuple[str, Any]]) -> dict[str, int]:
         known, loaded = self._own, self._loaded
-        if loaded is not None and loaded.generators and not seeds.held:
+        if loaded is not None and loaded.generators and not self._is_seeded:
             if len(loaded.generators) == len(found):
-                known = {
-                    path: OwnSeed(number, seeds.ordinal - passes)
-                    for (path, _), (number, passes) in zip(found, loaded.generators, strict=True)
-                }
+                known = dict(zip((path for path, _ in found), loaded.generators, strict=True))
             else:
-                warnings.warn(
-                    "lit_loader: the resume is not exact. The dataset holds "
-                    f"{len(found)} random generators, and {len(loaded.generators)} when the state "
-                    "was taken, so what they draw differs [LL321]",
-                    stacklevel=program_stacklevel(),
+                warn(
+                    f"the resume is not exact. The dataset holds {len(found)} random generators, "
+                    f"and {len(loaded.generators)} when the state was taken, so what they draw "
+                    "differs [LL321]"
                 )
-        return own_seeds(found, known, seeds)
+        return own_seeds(found, known, self._is_seeded)
 
     def _is_running(self, one: Pass) -> bool:
         """Whether its iterator lives, in the middle of the pass."""
@@ -388,32 +382,6 @@ class Passes:
         if position.ended or one.iterator() is None:
             return False
         return self.plan is None or not self.plan.is_end(position.now().batches)
-
-    def _last_epoch(self) -> int:
-        if self.current is not None:
-            return self.current.epoch
-        return 0 if self._loaded is None else self._loaded.epoch
-
-    def _following(self, one: Pass) -> Position:
-        """Return the place before the pass after one that has ended."""
-        start = one.position.start
-        epoch = start.epoch
-        asked = None if self.plan is None else self.plan.epochs.asked()
-        if asked not in (None, start.epoch):
-            epoch = asked
-        elif self._set not in (None, start.epoch):
-            epoch = self._set
-        elif not self.shares_data or self._set is not None or asked is not None:
-            epoch = start.epoch + 1
-        return Position(
-            epoch,
-            start.root,
-            self._repeats[epoch],
-            0 if self.shares_data else self._repeats[epoch],
-            has_begun=_base(start),
-            sampler=None if one.batches is None else one.batches.at_end(),
-            generators=tuple((number, passes + 1) for number, passes in start.generators),
-        )
 
     # --- what is reported ---
 
@@ -426,10 +394,9 @@ class Passes:
     def warn_if_empty(self, one: Pass) -> None:
         """Report that a resumed pass had nothing left."""
         if one.resumed is not None and not one.given and one.resumed.batches and not self.commits:
-            warnings.warn(
-                f"lit_loader: this pass yields no batches, because the loaded state is at the end "
-                f"of epoch {one.epoch}. The next pass is epoch {self.epoch()} [LL334]",
-                stacklevel=program_stacklevel(),
+            warn(
+                f"this pass yields no batches, because the loaded state is at the end of epoch "
+                f"{one.epoch}. The next pass is epoch {self.epoch()} [LL334]"
             )
 
     def _warn_of_used_position(self) -> None:
@@ -438,15 +405,12 @@ class Passes:
         if one is None or self.commits or one.resumed is None or not one.resumed.batches:
             return
         if one.given == 1 and one.iterator() is None and not one.position.ended:
-            at = one.resumed
-            one.resumed = None
+            at, one.resumed = one.resumed, None
             if self.plan is None or not self.plan.is_end(at.batches + 1):
-                warnings.warn(
-                    f"lit_loader: next(iter(loader)) after load_state_dict() has used up the "
-                    f"loaded position (epoch {at.epoch}, batch {at.batches}), so the rest of that "
-                    "epoch is skipped. Peek before you load the state, or at another loader "
-                    "[LL306]",
-                    stacklevel=program_stacklevel(),
+                warn(
+                    f"next(iter(loader)) after load_state_dict() has used up the loaded position "
+                    f"(epoch {at.epoch}, batch {at.batches}), so the rest of that epoch is "
+                    "skipped. Peek before you load the state, or at another loader [LL306]"
                 )
 
     def _warn_of_equal_orders(self, epoch: int) -> None:
@@ -457,21 +421,11 @@ class Passes:
         if self._set is None and one is not None and one.epoch == epoch and one.given > 1:
             self._unset_sharded += 1
             if self._unset_sharded == 1:
-                warnings.warn(
-                    f"lit_loader: this pass has the order of the one before, because epoch {epoch} "
-                    "is still set. Call loader.set_epoch(epoch) before each pass, as with torch's "
-                    "DistributedSampler [LL307]",
-                    stacklevel=program_stacklevel(),
+                warn(
+                    f"this pass has the order of the one before, because epoch {epoch} is still "
+                    "set. Call loader.set_epoch(epoch) before each pass, as with torch's "
+                    "DistributedSampler [LL307]"
                 )
-
-
-def _is_in_job() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _base(place: Position) -> bool:
-    """Whether a pass follows from a base, so that its seed is known before it begins."""
-    return place.root is not None and place.root.is_base
 
 
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF

@@ -7,7 +7,7 @@
                                               `lit_loader/loader.py`: AddOns   imports what an
                                                                                option asks for
 
-Each method says what it is asked for, when, and what its answer must have. What worker processes
+Each method says when it is called, and what it must return. What worker processes
 need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``table_of`` and
 ``streams`` of `BatchSpec`.
 """
@@ -21,7 +21,7 @@ from lit_loader.core.state.position import PassPosition, Position
 
 
 class Seams:
-    """What may be added to a loader; knows no loader, and is asked with its core."""
+    """What may be added to a loader; knows no loader, and is called with its core."""
 
     def spec_parts(self, core: Any) -> dict[str, Any]:
         """Return parts of the `BatchSpec` by their names; asked whenever batches are to be made."""
@@ -82,9 +82,9 @@ class Seams:
         """Return the loader's statistics."""
         raise NotImplementedError
 
-    def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any] | None:
+    def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
         """Return what viewers are shown of a loader that works on an epoch; asked once a second."""
-        return None
+        return {}
 
     def torch_habits(self) -> Any:
         """Return what answers programs that treat an iterator as torch's (`compat`); or None."""
@@ -109,8 +109,8 @@ class Seams:
     ) -> str:
         """Say how a worker came to its end (`WorkerDeath`), why, and what to do; here: the facts.
 
-        ``task`` is the one in flight that it had, or None. ``waited``: it was ended, as it hung for
-        so many seconds, of the ``timeout`` behind them.
+        ``task`` is the one in flight that it had, or None. ``waited``: it hung and was
+        ended: the seconds for which it did, and the ``timeout``.
         """
         return f"Worker {death.worker} (pid {death.pid}) has ended, exit code {death.exitcode}."
 
@@ -126,7 +126,7 @@ class Seams:
         """Return the name of a loader among the ranks that share its data.
 
         Asked when these are more than one, once for a loader. It has ``is_in_job``, and
-        ``first_rank``, which returns rank 0's number on each.
+        ``first_rank``, which returns rank 0's numbers on each.
         """
         raise NotImplementedError
 

@@ -5,7 +5,7 @@ What they reach for in it, and for whom it is, an add-on says (`Seams.torch_habi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # reach: torch: base class
 
@@ -21,20 +21,12 @@ class TorchSurface(_BaseDataLoaderIter):
     """Nothing of torch's class runs, its ``__init__`` included. `LoaderIterator` has the rest."""
 
     _core: Any
-    _pass: Any
-
-    if not TYPE_CHECKING:  # which is not to take any name for one that there is
-
-        def __getattr__(self, name: str) -> Any:
-            habits = None if name == "_core" else self._core.seams.torch_habits()
-            if habits is None:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return habits.attribute(self, name)
+    made: Any
 
     @property
     def _num_yielded(self) -> int:
         """Batches of the epoch that the consumer has had, has left out, or has resumed after."""
-        return 0 if self._pass is None else self._pass.position.now().delivered
+        return 0 if self.made is None else self.made.position.now().delivered
 
     @_num_yielded.setter
     def _num_yielded(self, value: int) -> None:

@@ -8,7 +8,6 @@ that is used again has workers of its own. What they have begun of the next epoc
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import warnings
 import weakref
@@ -18,7 +17,7 @@ from lit_loader.core.epoch.iterator import LoaderIterator
 from lit_loader.core.epoch.pass_options import PassOptions
 from lit_loader.core.epoch.pass_tasks import NextEpochTasks
 from lit_loader.core.epoch.passes import Pass
-from lit_loader.core.executors.executor import Executor, PoolClosed
+from lit_loader.core.executors.executor import Executor
 from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.describe import program_stacklevel
@@ -189,50 +188,24 @@ class WorkerKeeper:
 
     def idle_iterator(self) -> LoaderIterator[Any] | None:
         """Return an ended iterator that stands for idle workers; None: there are no such."""
-        return None if self.pool is None else self.core.ended_iterator()
+        return (
+            None if self.pool is None else LoaderIterator(self.core, None, False, None).as_ended()
+        )
 
     def processes(self, iterator: LoaderIterator[Any]) -> list[Any]:
         """Return the processes of the workers that are an iterator's, or idle."""
         workers = iterator.workers or (self.pool if self.holder is None else None)
         return [] if workers is None else workers.processes
 
-    # --- how many workers ---
-
     def announce_size(self) -> None:
-        """Tell all that have workers how many there are to be, and how many batches ahead."""
+        """Tell all that have workers how many there are to be, and how many batches ahead.
+
+        Processes start and end when somebody waits for a batch, or when the next pass begins.
+        """
         self.resizes += 1  # before they are looked for: of one that is begun now, or found
         self.core.log.resized = time.monotonic_ns()
         size = self.core.size
         for run in self.alive():
             run.resize(*size)
-        pool = self.pool
-        if pool is not None:
-            pool.resize(*size)
-
-    def resize_now(self) -> int | None:
-        """Start and end processes now, if nobody is in ``next()``, who would see to it.
-
-        Return the smallest number of workers that there is, None without any.
-        """
-        lock = self.core.lock
-        # Not this thread either, further up: a signal's handler may resize.
-        if not _is_held_here(lock) and lock.acquire(blocking=False):
-            try:
-                with HeldBack(), contextlib.suppress(PoolClosed):  # a handler may close the loader
-                    idle = self.pool if self.holder is None else None
-                    for workers in [*(run.unattended for run in self.alive()), idle]:
-                        if workers is not None:
-                            workers.adapt()
-            finally:
-                lock.release()
-        found = {*filter(None, [*(run.workers for run in self.alive()), self.pool])}
-        return min((each.num_workers for each in found), default=None)
-
-
-def _is_held_here(lock: threading.RLock) -> bool:
-    """Whether this very thread holds a lock."""
-    try:
-        threading.Condition(lock).notify_all()
-    except RuntimeError:
-        return False
-    return True
+        if self.pool is not None:
+            self.pool.resize(*size)

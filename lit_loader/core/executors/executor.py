@@ -7,7 +7,8 @@
              here: `Inline` · worker processes: `PoolExecutor` · threads: `ThreadExecutor`
 
 Where a loader has another executor than these comes by the seam `executor`
-(`core/epoch/seams.py`). `tests/core/executors/test_toy_executor.py` has a small one, whole.
+(`core/epoch/seams.py`). `tests/core/executors/test_toy_executor.py` has a small one, whole;
+`lit_loader.testing.ExecutorContract` is what each must pass.
 """
 
 from __future__ import annotations
@@ -63,9 +64,6 @@ class Workers(Protocol):
     @property
     def memory(self) -> tuple[int, int]:
         """Bytes of shared memory that batches take, and the dataset."""
-
-    def adapt(self) -> None:
-        """Bring an `Executor.resize` about now; called where no thread receives."""
 
 
 class Executor:

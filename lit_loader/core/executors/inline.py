@@ -43,6 +43,7 @@ class Inline(Executor):
         self._builder.enter(seeds, epoch)
         self._draws = draws_of(spec.dataset, spec.collate_fn)
         self._always = spec.per_sample or spec.reseed_fn is not None
+        self._always |= self._builder.reads_table  # only where it failed to: nothing is locked
         self.draws = not self._builder.reads_table
         if spec.iterable or spec.read_threads > 1 or self._always:
             # At once: the builder is in cycles.
@@ -80,28 +81,36 @@ class Inline(Executor):
     def _load(self, task: Task, indices: Any) -> tuple[Any, BaseException | None]:
         """Make a batch by the user's code, with the generators lent; or return what it raised."""
         builder, number, context = self._builder, task.number & POSITION, reading()
-        rng = BorrowedRng(self._draws, builder.held.tapes, self._always)
-        builder.seed_globals = rng.seed
+        draws, tapes, rng = self._draws, builder.held.tapes, None
+        watched = not self._always and draws.is_due
+        if draws.drawn or tapes or self._always or watched:
+            rng = BorrowedRng(draws, tapes, self._always, watched)
+        builder.seed_globals = None if rng is None else rng.seed
         place = context.leave()
         try:
             try:
-                rng.begin()
+                if rng is None:
+                    draws.batches += 1
+                else:
+                    rng.begin()
                 batch = builder.load(indices, number, task.epoch, task.seeds, self._progress)
             finally:
                 context.return_to(place)
-                rng.end()
+                if rng is not None:
+                    rng.end()
         except EndOfData:  # which holds the frames that it came through, and they this executor
             return None, EndOfData()
         except BaseException as error:
             # A signal handler may have raised before all was put back.
             context.return_to(place)
-            rng.end()
+            if rng is not None:
+                rng.end()
             if not isinstance(error, Exception):
                 raise
             # What an exception from a worker has in its message.
             read = builder.whose(number) if self._iterable else indices
             return None, failure(error, f"in {describe_batch(number, read, self._progress)}")
-        if rng.late is None:
+        if rng is None or rng.late is None:
             return batch, None
         made = batch if type(batch) is BatchWithReport else builder.with_report(batch)
         return made._replace(notes=(*made.notes, rng.late)), None

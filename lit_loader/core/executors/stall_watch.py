@@ -39,7 +39,8 @@ class StallWatch:
         now = time.monotonic()
         if answered != self._answered:
             self._answered, self.seconds, self._stall = answered, 0.0, None
-        self.seconds += min(now - self._looked, LONGEST_LOOK)  # not the time of a Ctrl-Z
+        else:
+            self.seconds += min(now - self._looked, LONGEST_LOOK)  # not the time of a Ctrl-Z
         self._looked = now
         limit = self._limits[0] if self._limits else float("inf")
         if self.seconds >= limit / 2 and self._begin is not None:

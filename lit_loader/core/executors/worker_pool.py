@@ -39,7 +39,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,9 +97,6 @@ _FOR_EVER: Final = float("inf")
 _STUCK: Final = 20.0
 """Seconds without a batch after which a forked worker that is not up is stuck; it takes
 milliseconds."""
-
-_MOMENT: Final = 0.5
-"""Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
 
 
 class _Task:
@@ -566,6 +562,8 @@ class WorkerPool:
         Older ones are not waited for: their replies come before those to the new ones.
         """
         self.cancel()
+        if self._due:  # before readers begin at workers that are to leave
+            self._bring_about()
         with self._lock:
             self._tasks.clear()
             self._unassigned.clear()
@@ -622,28 +620,6 @@ class WorkerPool:
         """Divide what may be in flight among the workers that do not say it themselves."""
         here = self._in_flight - self._remote_tasks
         self._credit = max(1, -(-here // max(1, self.num_workers)))
-
-    def adapt(self) -> None:
-        """Bring a :meth:`resize` about where no thread receives."""
-        if self.closed:
-            return
-        self._bring_about()
-        deadline = time.monotonic() + _MOMENT
-        processes = self.workers.processes
-        while leaving := [w for w, hand in self._by_number.items() if hand.leaving]:
-            self._read_all()
-            gone = [w for w in leaving if not processes[w].is_alive()]
-            for worker in gone:
-                processes[worker].reap()
-                if not self._has_left(worker, processes[worker].exitcode):
-                    return  # a death is left to the next receive
-                self.replace(worker)
-            left = deadline - time.monotonic()
-            if gone:
-                continue
-            if left <= 0:
-                return
-            wait_for([processes[worker].sentinel for worker in leaving], left)
 
     def _bring_about(self) -> None:
         """Start the workers that are missing, let those leave that are too many."""

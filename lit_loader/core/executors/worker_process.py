@@ -12,9 +12,10 @@ import signal
 import threading
 import time
 from collections.abc import Collection
+from multiprocessing import process as multiprocessing_process
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess, _children  # type: ignore[attr-defined]
+from multiprocessing.process import BaseProcess
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from lit_loader.core.executors.main import worker_main
@@ -141,8 +142,9 @@ def start_worker(context: BaseContext, links: Links, payload: Payload) -> Worker
         ) from error
 
     # When the program exits, multiprocessing would send each SIGTERM and wait for its end. This
-    # private set of its is the only way to be left alone.
-    _children.discard(process)
+    # private set of its is the only way to be left alone. Each process that multiprocessing starts
+    # has a set of its own, so the module is asked each time.
+    multiprocessing_process._children.discard(process)  # type: ignore[attr-defined]
     return WorkerProcess(process)
 
 

@@ -43,10 +43,6 @@ def _exception(name: str, value: Any) -> type[Exception]:
 class Retry:
     """When to retry a sample: the value of ``sample_retries``.
 
-    ::
-
-        DataLoader(dataset, sample_retries=Retry(5, backoff=0.5, on=["OSError", "my.ServerBusy"]))
-
     Args:
         times: How often to retry a sample before its error counts.
         backoff: Seconds before the first retry. They double with each further one, up to 10 s: 0.1
@@ -56,6 +52,11 @@ class Retry:
 
     Raises:
         OptionError: A value is refused.
+
+    Examples:
+        >>> from lit_loader import DataLoader, Retry
+        >>> retry = Retry(5, backoff=0.5, on=["OSError", "http.client.HTTPException"])
+        >>> loader = DataLoader(range(6), 2, sample_retries=retry)
     """
 
     times: int = checked(3, checks.count)

@@ -210,12 +210,6 @@ class BatchPlan:
         """Items (samples, or a batch sampler's batches) in one batch of every rank."""
         return self.size * self.num_replicas
 
-    def samples_after(self, batches: int) -> int:
-        """Return how many items of the stream all ranks have got after ``batches`` batches each."""
-        samples = batches * self.global_size
-        length = self._stream_length()
-        return samples if length is None else min(samples, length)
-
     def start_for(self, samples: int) -> int:
         """Find the batch number at which ``samples`` items of the epoch have been delivered.
 
@@ -225,17 +219,12 @@ class BatchPlan:
         if length is not None and samples >= length:
             return -(-length // self.global_size)
         batches, within = divmod(samples, self.global_size)
-        if within and self.batched:
-            raise StateError(
-                f"the state's position of {samples:,} batches, of all ranks together, is not a "
-                f"multiple of num_replicas={self.num_replicas}: resume with a number of ranks that "
-                "divides it, for the batches of a batch sampler are given whole"
-            )
         if within:
+            what = "batches" if self.batched else "samples"
             raise StateError(
-                f"the state's position of {samples} samples is not a multiple of batch_size * "
-                f"num_replicas = {self.size} * {self.num_replicas}: resume with a batch_size and "
-                f"num_replicas whose product divides it"
+                f"the state's position of {samples} {what} of all ranks is not a multiple of "
+                f"batch_size * num_replicas = {self.size} * {self.num_replicas}: resume with a "
+                "batch_size and num_replicas whose product divides it"
             )
         return batches
 
@@ -257,6 +246,7 @@ class ComputedBatches:
     """
 
     computed = True
+    at_start: Any = None  # what must be remembered before the pass
 
     def __init__(self, plan: BatchPlan, place: Position) -> None:
         self._plan, self._epoch, self._order = plan, place.epoch, plan.order(place)

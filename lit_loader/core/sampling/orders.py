@@ -51,13 +51,6 @@ class ComputedOrder:
         """
         raise NotImplementedError
 
-    def elastic(self, state: Any) -> frozenset[str]:
-        """Name the fields of a loader's fingerprint in which a state may differ.
-
-        What counts of them is in ``state``, which `order_state` gave, and compared by `place_in`.
-        """
-        return frozenset()
-
     def order_state(self) -> dict[str, Any] | None:
         """Return what a state must have of the order, besides its fingerprint; None: nothing."""
         return None
@@ -69,9 +62,6 @@ class ComputedOrder:
         order is that one. Changes nothing.
         """
         return items
-
-    def go_on(self, state: Any, epoch: int, items: int) -> None:
-        """Continue from a state whose place `place_in` has found."""
 
     def __len__(self) -> int:
         return len(self.data_source)

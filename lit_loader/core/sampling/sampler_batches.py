@@ -3,15 +3,16 @@
 ::
 
     sampler with state_dict ── load_state_dict(state of the batch) ──────────────────╮
-    another ── its generator as the pass began ── drawn again up to the position ────┴─▶ goes on
+    another ── its generator as the pass began ── drawn again up to the position ────┴─▶ continues
 
 - A sampler (or its iterator) that has ``state_dict`` and ``load_state_dict`` is called after each
-  batch, and put back there.
+  batch, and put back there. No state of its own says where a pass begins (many count their passes
+  in ``iter``), so there it is the state after the first batch, and the items of that.
 - Another one is drawn again, which is cheap, for no data is read: from its attribute ``generator``
   as it was when the pass began, or from the global generators, which are seeded for each batch. A
   digest of what was drawn tells whether the same came again; if not, one warning says so.
 - A sampler's iterator ends when an exception passes through it. The sampler is then opened again
-  at the batch that is due, in the same way. A generator cannot be: it goes on, or is at its end.
+  at the batch that is due, in the same way. A generator cannot be: it continues, or is at its end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import numbers
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -44,6 +44,7 @@ from lit_loader.core.seeding.seeds import extend
 from lit_loader.core.state.position import PassPosition, Position
 from lit_loader.core.state.sampler_state import (
     DIGEST,
+    DUE,
     GENERATOR,
     HEAD,
     OVER,
@@ -52,7 +53,6 @@ from lit_loader.core.state.sampler_state import (
     pack_generator,
     unpack_generator,
 )
-from lit_loader.core.state.state_validation import resuming
 from lit_loader.core.state.stateful import ITERATOR, OpenStream
 from lit_loader.describe import program_stacklevel, short_repr
 from lit_loader.errors import OptionError
@@ -84,8 +84,7 @@ class SamplerBatches:
         self._batches: Iterator[Any] | None = None  # None: to be opened at the batch that is due
         self._at = place.batches
         self._opened: OpenStream | None = None
-        # What the sampler must remember before this pass; None: it has no generator, or its own
-        # state, which is not asked for before it has begun.
+        # What the sampler must remember before this pass; None: nothing, or nothing was drawn.
         self.at_start: dict[str, Any] | None = None
 
     def draw(self, number: int, where: PassPosition) -> Any:
@@ -136,13 +135,12 @@ class SamplerBatches:
             self._items = self._begin({})
         elif own:
             self._groups, self._head = number, list(given.get(HEAD, ()))
+            self._items = itertools.chain(given.get(DUE, ()), _going_on(self._items))
         elif number:
             for _ in range(number):
                 if len(self._next_group()) < self._group_size:
                     break
             self._compare(number)
-        if not number and not own and self._generator is not None:
-            self.at_start = {GENERATOR: self._generator}
         return self._rank_batches()
 
     def _is_seeded_anew(self, packed: bytes, generator: Any) -> bool:
@@ -168,8 +166,7 @@ class SamplerBatches:
             inner = copy.copy(inner)  # the user's must not change
             inner.generator = torch.Generator().manual_seed(self._seed)
         self._is_still = isinstance(inner, ComputedOrder) or type(inner) in _NO_GLOBAL_DRAWS
-        with resuming(inner, role) if own else nullcontext():
-            opened = self._opened = self._lent(lambda: OpenStream(inner, SAMPLER, own, role=role))
+        opened = self._opened = self._lent(lambda: OpenStream(inner, SAMPLER, own, role=role))
         items: Iterator[Any] = opened.iterator
         if not cuts:
             return items
@@ -196,16 +193,26 @@ class SamplerBatches:
         assert self._opened is not None
         if not self._opened.stateful:
             self._digest = digest(group, self._digest)
+        if self._groups == 1 and not self._first:
+            self._note_start(group)
         missing = self._head_size - len(self._head)
         if missing > 0:
             self._head += group[:missing]
         return group
 
+    def _note_start(self, first: list[Any]) -> None:
+        """Note what leads to the start of the pass, once its first items are drawn."""
+        assert self._opened is not None
+        if self._opened.stateful:
+            self.at_start = {**(self._opened.state() or {}), DUE: first}
+        elif self._generator is not None:
+            self.at_start = {GENERATOR: self._generator}
+
     def _lent(self, draw: Callable[[], _T]) -> _T:
         """Seed the global generators for a batch of the sampler, and restore them."""
         if self._is_still:
             return draw()
-        with BorrowedRng(self._draws) as rng:
+        with BorrowedRng(self._draws, watched=self._draws.is_due) as rng:
             rng.seed(extend(self._seed, self._groups) >> 1)
             return draw()
 

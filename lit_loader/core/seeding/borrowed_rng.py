@@ -55,6 +55,12 @@ class Draws:
         self.looked = 0  # the number of batches when the generators were looked at last
         self.drawn = 0
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the generators are to be looked at around the next batch."""
+        number = self.batches + 1
+        return number <= WATCHED or not number & (number - 1)
+
     def note(self, new: int) -> str | None:
         """Note draws that were not known; returns what to report if they come too late."""
         first = self.looked + 1
@@ -78,7 +84,9 @@ def draws_of(dataset: Any, collate_fn: Any) -> Draws:
     key = id(dataset)
     if key not in _known or _known[key][0]() is not dataset:
         try:
-            _known[key] = weakref.ref(dataset, lambda _: _known.pop(key, None)), []
+            # ``known``: at the interpreter's end the module's own names are gone.
+            forget = lambda _, known=_known: known.pop(key, None)  # noqa: E731
+            _known[key] = weakref.ref(dataset, forget), []
         except TypeError:  # a list, say: each loader learns by itself
             return Draws()
     kept = _known[key][1]
@@ -93,8 +101,9 @@ def draws_of(dataset: Any, collate_fn: Any) -> Draws:
 class BorrowedRng(AbstractContextManager["BorrowedRng"]):
     """The generators of the process, lent to one thread for one batch.
 
-    ``always``: all are lent, whatever was drawn before. Generators that the dataset ``held`` are
-    read and put back, too. After the batch ``late`` is what to report, or None.
+    ``always``: all are lent, whatever was drawn before. ``watched``: they are looked at, too.
+    Generators that the dataset ``held`` are read and put back. After the batch ``late`` is what to
+    report, or None.
 
     A context; or `begin` and `end` in ``try`` and ``finally``. May be nested.
     """
@@ -104,7 +113,9 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
         *("_seeds", "_states", "_torch", "late"),
     )
 
-    def __init__(self, draws: Draws, held: Sequence[Tape] = (), always: bool = False) -> None:
+    def __init__(
+        self, draws: Draws, held: Sequence[Tape] = (), always: bool = False, watched: bool = False
+    ) -> None:
         self._draws, self._held, self._always = draws, held, always
         self._lock: GeneratorLock | None = None
         # The states of what is lent, and NumPy's bit generator; None: that one is not lent.
@@ -112,7 +123,7 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
         self._python: Any = None
         self._bits: Any = None
         self._states: list[Any] = []
-        self._is_watched, self._drawn = False, 0
+        self._is_watched, self._drawn = watched, 0
         self._seeds: tuple[int, int] | None = None  # the batch's, and what NumPy's is seeded by
         self.late: str | None = None
 
@@ -121,8 +132,7 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
         if not generator_lock.lock._is_owned():  # reach: python: as threading.Condition asks
             self._lock = GeneratorLock()
             self._lock.take()
-        wanted, number = self._draws.drawn, self._draws.batches + 1
-        self._is_watched = not self._always and (number <= WATCHED or not number & (number - 1))
+        wanted = self._draws.drawn
         if self._always or self._is_watched:
             wanted = TORCH | NUMPY | PYTHON
         # Noted one by one: an exception out of a signal handler may come in between.

@@ -334,34 +334,25 @@ def _reseed_random_state(generator: np.random.RandomState, seed: int) -> None:
 # --- the generators of one dataset, batch by batch ---
 
 
-class OwnSeed(NamedTuple):
-    """What a held generator counts from: a number of its own, and the pass that it is from.
-
-    Where the loader's ``seed`` takes its place, the number tells generators apart.
-    """
-
-    number: int
-    since: int = 0
-
-
 def own_seeds(
-    found: Iterable[tuple[str, Any]], known: Mapping[str, OwnSeed], seeds: PassSeeds
-) -> dict[str, OwnSeed]:
-    """Return what each held generator counts from; those that are not ``known`` draw a number.
+    found: Iterable[tuple[str, Any]], known: Mapping[str, int], is_seeded: bool
+) -> dict[str, int]:
+    """Return the number that each held generator counts from, by its path.
 
-    With the loader's ``seed`` nothing is drawn: generators in equal states, as two transforms that
-    are to draw alike have them, share a number.
+    Those that are not ``known`` draw one. If the loader ``is_seeded``, its seed takes their place,
+    and nothing is drawn: the number tells generators apart. Those in equal states, as two
+    transforms that are to draw alike have them, share one.
     """
-    own, alike = dict(known), dict[bytes, int]()
+    own, equal = dict(known), dict[bytes, int]()
     for number, (path, generator) in enumerate(found):
         controls = tape(generator)
         if controls is None or path in own:
             continue
-        if seeds.held:
+        if is_seeded:
             state = canonical_pickle([type(generator).__name__, controls.read()])
-            own[path] = OwnSeed(alike.setdefault(state, number))
+            own[path] = equal.setdefault(state, number)
         else:
-            own[path] = OwnSeed(controls.draw(), seeds.ordinal)
+            own[path] = controls.draw()
     return own
 
 
@@ -373,7 +364,7 @@ class HeldGenerators:
     """
 
     def __init__(
-        self, found: Iterable[tuple[str, Any]], own: Mapping[str, OwnSeed], seeds: PassSeeds
+        self, found: Iterable[tuple[str, Any]], own: Mapping[str, int], seeds: PassSeeds
     ) -> None:
         self.tapes: list[Tape] = []
         self.paths: list[str] = []
@@ -386,9 +377,9 @@ class HeldGenerators:
             if base is None:
                 start = extend(seeds.seed, index_number(path))
             elif seeds.held:
-                start = extend(seeds.seed, base.number)
+                start = extend(seeds.seed, base)
             else:
-                start = derive(base.number, seeds.ordinal - base.since)
+                start = derive(base, seeds.ordinal)
             self.tapes.append(controls)
             self.paths.append(path)
             self._bases.append(start)

@@ -74,21 +74,26 @@ class LoaderSeeds:
             drawn = [int(number.random_(generator=generator)) for _ in range(numbers)]
         return drawn[0]
 
-    def base(self, drawn: int | None) -> int | None:
+    def base(self, drawn: int | None, held: dict[str, int]) -> int | None:
         """Return what all passes follow from; None: each has the seed that it has drawn.
 
         Ranks that share the data take what rank 0 has ``drawn`` in its first pass, and wait for it.
+        The numbers of generators that their datasets have ``held`` become those of rank 0, too,
+        for all ranks resume by its state.
         """
         if self.seed is not None:
             return self.seed & _MASK
         if self._base is None and self.replicas > 1:
-            self._base = self._shared(drawn)
+            self._base = self._shared(drawn, held)
         return self._base
 
-    def _shared(self, drawn: int | None) -> int | None:
+    def _shared(self, drawn: int | None, held: dict[str, int]) -> int | None:
         if self._name.is_in_job:
-            number: int = self._name.first_rank(self.draw(1) if drawn is None else drawn)
-            return number
+            own = self.draw(1) if drawn is None else drawn
+            base, *numbers = self._name.first_rank([own, *held.values()])
+            if len(numbers) == len(held):
+                held.update(zip(held, numbers, strict=True))
+            return int(base)
         if self.own_order:
             return None
         if self.generator is not None:
@@ -124,7 +129,7 @@ class LoaderSeeds:
     def __call__(self) -> int:
         """Return a base for whoever iterates the loader's sampler without the loader."""
         drawn = self.draw(1)
-        base = self.base(drawn)
+        base = self.base(drawn, {})
         return (drawn or 0) if base is None else base
 
     def _generator(self) -> torch.Generator:

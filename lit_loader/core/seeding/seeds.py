@@ -42,7 +42,7 @@ class PassSeeds(NamedTuple):
     """What the random numbers of one pass follow from; sent to workers with each task."""
 
     seed: int  # 64 bits
-    ordinal: int = 0  # passes of the loader before it, by which held generators vary
+    ordinal: int = 0  # of epoch and earlier passes of it, by which held generators vary
     held: int = 0  # whether ``seed`` takes the place of held generators' own seeds
     dataset_epoch: int = UNTOLD  # what the dataset's ``set_epoch`` is called with
 

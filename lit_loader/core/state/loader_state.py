@@ -8,8 +8,7 @@ key                     value
 ``seed``, ``base``      one of them: the pass's seed; what all passes follow from; or, where the
 or ``after``            next pass has not begun, the seed of the one before
 ``batches``, ``ahead``  batches that were delivered, in order and beyond
-``generators``          a digest of torch's generator; then of each held generator its number and
-                        passes
+``generators``          a digest of torch's generator; then the number of each held generator
 ``sampler``             what the sampler must remember
 ``readers``             of an iterable dataset: how far each reader is
 ``fingerprint``         what the position is a position in
@@ -55,17 +54,25 @@ TOLD: Final = "set_epoch"
 STREAM: Final = "EndlessSampler"
 """The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""
 
-_COUNT: Final = "a whole number of at least 0"
+
+def _is_seed(value: Any) -> bool:
+    return value is None or is_count(value, 2**64)
+
+
+def _are_counts(value: Any, below: int) -> bool:
+    return isinstance(value, (list, tuple)) and all(is_count(number, below) for number in value)
+
+
 _SEED: Final = "a whole number below 2**64, or None"
 _KEYS: Final[dict[str, tuple[Callable[[Any], bool], str, Any]]] = {
     "epoch": (is_epoch, "a whole number", ...),
-    "pass": (is_count, _COUNT, 0),
-    "seed": (lambda value: value is None or is_count(value, 2**64), _SEED, None),
-    "base": (lambda value: value is None or is_count(value, 2**64), _SEED, None),
-    "after": (lambda value: value is None or is_count(value, 2**64), _SEED, None),
+    "pass": (is_count, "a whole number of at least 0", 0),
+    "seed": (_is_seed, _SEED, None),
+    "base": (_is_seed, _SEED, None),
+    "after": (_is_seed, _SEED, None),
     "batches": (lambda value: is_count(value, MAX_BATCHES), "a number of batches", ...),
-    "ahead": (lambda value: _are_counts(value), "a list of batch numbers", ()),
-    "generators": (lambda value: _are_generators(value), "a number, and pairs of numbers", (0,)),
+    "ahead": (lambda value: _are_counts(value, MAX_BATCHES), "a list of batch numbers", ()),
+    "generators": (lambda value: _are_counts(value, 2**64), "a list of numbers", ()),
     "fingerprint": (lambda value: isinstance(value, Mapping), "a dict", ...),
 }
 """Of each key: what it may hold, in words too, and what it is if it is missing; ...: required."""
@@ -104,18 +111,17 @@ class LoaderState:
         position, samples = self.position, self.samples
         if position.readers:
             raise damaged("readers must be None for a map-style dataset", position.readers)
+        length = self.fingerprint.get("dataset_length")
         # Between two passes there is no place that more, or less, data could move.
-        between = self._is_between()
+        between = is_count(length) and (not position.delivered or samples >= length)
         self.check(fingerprint, ELASTIC | {"dataset_length"} if between else ELASTIC)
-        grown = self.fingerprint.get("dataset_length") != fingerprint.get("dataset_length")
-        if grown:
+        if length != fingerprint.get("dataset_length"):
             batches = position.batches and len(plan)  # still at the end
             return replace(position, batches=batches, ahead=())
         if plan.is_computed:
             samples = plan.source.place_in(self.order, position.epoch, samples)
-        if samples == self.samples and all(
-            self.fingerprint.get(name) == fingerprint.get(name) for name in ELASTIC
-        ):
+        moved = any(self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC)
+        if samples == self.samples and not moved:
             batches = position.batches
         elif position.ahead:
             raise StateError(
@@ -140,11 +146,6 @@ class LoaderState:
                 "Resume with the dataset of the state"
             )
 
-    def _is_between(self) -> bool:
-        """Whether the position is before a pass, or after the last batch of one."""
-        length = self.fingerprint.get("dataset_length")
-        return is_count(length) and (not self.position.delivered or self.samples >= length)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a new dict of primitives that shares nothing with this loader.
 
@@ -154,10 +155,9 @@ class LoaderState:
         state: dict[str, Any] = {"version": VERSION, "epoch": int(position.epoch)}
         state["pass"] = position.repeat
         if position.root is not None:
-            seed, is_base = position.root
-            state["base" if is_base else "seed" if position.has_begun else "after"] = seed
+            state[position.root.kind] = position.root.seed
         state |= {"batches": int(position.batches), "ahead": list(position.ahead)}
-        state["generators"] = [self.generator, *map(list, position.generators)]
+        state["generators"] = [self.generator, *position.generators]
         state["fingerprint"] = self.fingerprint | ({TOLD: True} if position.told else {})
         if position.sampler is not None:
             state["sampler"] = copied(position.sampler)
@@ -192,10 +192,10 @@ class LoaderState:
         batches, ahead = field["batches"], tuple(field["ahead"])
         if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
             raise damaged(f"ahead must rise from above batches={batches}", ahead)
-        roots = [name for name in ("seed", "base", "after") if field[name] is not None]
-        root = Root(field[roots[0]], roots == ["base"]) if roots else None
-        has_begun = roots in (["seed"], ["base"])
-        if not has_begun and (len(roots) > 1 or batches or ahead):
+        kinds: tuple[Any, ...] = ("seed", "base", "after")
+        roots = [Root(field[kind], kind) for kind in kinds if field[kind] is not None]
+        is_amid = bool(batches or ahead)
+        if len(roots) > 1 or (is_amid and [root.kind for root in roots] in ([], ["after"])):
             raise damaged("seed or base must be there mid-epoch, one of them", roots)
         repeat = field["pass"]
         sampler = None
@@ -209,21 +209,20 @@ class LoaderState:
             readers, numbers = reader_states().checked(state["readers"], fingerprint)
         elif batches and fingerprint.get("order") == STREAM:
             raise damaged("readers must be there mid-epoch of an iterable dataset", None)
-        generator, *held = field["generators"]
+        generator, *held = field["generators"] or (0,)
         position = Position(
             field["epoch"],
-            root,
+            roots[0] if roots else None,
             repeat,
             # Ranks that share the data have one order in all passes of an epoch.
             0 if (fingerprint.get("num_replicas") or 1) != 1 else repeat,
-            has_begun,
             batches,
             ahead,
             sampler,
             readers,
             distributed=(sampler or {}).get("distributed"),
             told=told,
-            generators=tuple((number, passes) for number, passes in held),
+            generators=tuple(held),
         )
         return cls(position, fingerprint, numbers, generator)
 
@@ -258,25 +257,6 @@ def copied(value: Any) -> Any:
         return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     except Exception:  # a lambda, say: it is for who saves the state to complain
         return copy.deepcopy(value)
-
-
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(is_count(n, MAX_BATCHES) for n in value)
-
-
-def _are_generators(value: Any) -> bool:
-    return (
-        isinstance(value, (list, tuple))
-        and bool(value)
-        and is_count(value[0], 2**64)
-        and all(
-            isinstance(pair, (list, tuple))
-            and len(pair) == 2
-            and type(pair[0]) is int
-            and is_count(pair[1])
-            for pair in value[1:]
-        )
-    )
 
 
 def _checked_fingerprint(fingerprint: Mapping[Any, Any]) -> Fingerprint:

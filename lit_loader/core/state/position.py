@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from lit_loader.core.seeding.seeds import derive, order_seed
 
@@ -24,10 +24,14 @@ class ReaderPlace:
 
 
 class Root(NamedTuple):
-    """What a pass follows from: the seed it has drawn itself; or a base that passes share."""
+    """What a pass follows from.
+
+    The ``seed`` that it has drawn; a ``base`` that all passes share; or nothing yet: it comes
+    ``after`` a pass that had this seed.
+    """
 
     seed: int
-    is_base: bool
+    kind: Literal["seed", "base", "after"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,6 @@ class Position:
     root: Root | None = None  # None: no pass has begun
     repeat: int = 0  # earlier passes of this epoch
     order_repeat: int = 0  # the same, as far as it counts for the order: 0 where ranks share data
-    has_begun: bool = True  # whether this is a pass; else the one that comes next
     batches: int = 0  # the first batches, of this number, have all been delivered
     ahead: tuple[int, ...] = ()  # batches after those, delivered too (``in_order=False``)
     sampler: Any = None  # what the sampler must remember at ``batches``
@@ -61,8 +64,7 @@ class Position:
     ended: bool = False  # whether the consumer has asked for more than there was
     distributed: int | None = None  # seed of torch's DistributedSampler, if it gives the order
     told: bool = False  # whether the dataset gets the epoch, because the program has set it
-    # Of each held generator: the number that it counts from, and its passes before this one.
-    generators: tuple[tuple[int, int], ...] = ()
+    generators: tuple[int, ...] = ()  # the number that each held generator counts from
 
     @property
     def delivered(self) -> int:
@@ -70,18 +72,25 @@ class Position:
         return self.batches + len(self.ahead)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether this is in a pass that is to be continued; else it is before one."""
+        return self.root is not None and (self.delivered > 0 or self.root.kind == "seed")
+
+    @property
     def seed(self) -> int:
         """The seed of the pass: what is drawn follows from it."""
         assert self.root is not None
-        seed, is_base = self.root
-        return derive(seed, self.epoch, self.repeat) if is_base else seed
+        seed, kind = self.root
+        return derive(seed, self.epoch, self.repeat) if kind == "base" else seed
 
     @property
     def order_seed(self) -> int:
         """The seed of the pass's order."""
         assert self.root is not None
-        seed, is_base = self.root
-        return order_seed(seed, self.epoch, self.order_repeat) if is_base else order_seed(seed, 0)
+        seed, kind = self.root
+        if kind != "base":
+            return order_seed(seed, 0)
+        return order_seed(seed, self.epoch, self.order_repeat)
 
 
 class PassPosition:
@@ -96,7 +105,7 @@ class PassPosition:
         """Begin here, with nothing yielded yet."""
         self.start = start
         self._batches, self._ahead = start.batches, set(start.ahead)
-        self._samplers: dict[int, Any] = {start.batches: start.sampler}
+        self._samplers: dict[int, Any] = {start.batches: start.sampler}  # before these batches
         self.ended = False
         self.latest: Any = None  # the number of the batch given out last, if it is not counted yet
         self._last: int | None = None  # of the batch that was counted last
@@ -119,16 +128,13 @@ class PassPosition:
         if latest is None:
             return
         self._last = latest
-        if latest == self._batches and not self._ahead:  # as nearly always: the shortest way
-            if self._samplers:
-                self._samplers.pop(latest - 1, None)  # not its own: `before_last` may ask for it
-            self._batches += 1  # at once with what follows: nothing is called in between
-        else:
-            if latest >= self._batches:
-                self._ahead.add(latest)
-            while (done := self._batches) in self._ahead:
-                self._batches = done + 1
-                self._ahead.discard(done)
+        if latest >= self._batches:
+            self._ahead.add(latest)
+        while (done := self._batches) in self._ahead:
+            self._batches = done + 1
+            self._ahead.discard(done)
+        # Not its own: `before_last` may ask for it.
+        if self._samplers:
             for number in [n for n in self._samplers if n < min(latest, self._batches)]:
                 del self._samplers[number]
         self.latest = None

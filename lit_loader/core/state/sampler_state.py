@@ -4,8 +4,9 @@ A dict with some of these:
 
 - ``sampler``, ``iterator``: what the ``state_dict()`` of each gave after the last batch;
 - ``over``: these are of a pass that has ended;
+- ``due``: items that these have passed, and that are still to come;
 - ``head``: the first items of the pass, where ranks repeat some at its end;
-- ``generator``: the sampler's attribute of this name, as it was when the pass began, packed;
+- ``generator``: the sampler's attribute of this name, as it was when the pass began, as bytes;
 - ``drawn``: a digest of what was drawn up to the position, and whose, where ranks may differ.
 """
 
@@ -28,12 +29,11 @@ SAMPLER: Final = "sampler"
 GENERATOR: Final = "generator"
 HEAD: Final = "head"
 OVER: Final = "over"
+DUE: Final = "due"
 DIGEST: Final = "drawn"
 
 _MAX_PACKED: Final = 1 << 16
-_MAX_UNPACKED: Final = 1 << 17
-"""Bytes. torch's largest generator has 5,056, Python's 7,000 as text; a few kB of nothing but zeros
-unpack to many MB."""
+"""Bytes. torch's largest generator has 5,056, Python's 7,000 as text."""
 
 _LIST_HEADER: Final = 5
 
@@ -61,14 +61,14 @@ def _told(item: Any) -> Any:
 
 
 def pack_generator(generator: Any) -> bytes | None:
-    """Return a generator's state as bytes, 3 KB of a Mersenne Twister; None if it has none."""
+    """Return a generator's state as bytes; None if it has none."""
     controls = tape(_bits_of(generator))
     if controls is None:
         return None
     state = controls.read()
     if isinstance(state, torch.Tensor):
-        return zlib.compress(state.numpy().tobytes(), level=1)
-    return zlib.compress(json.dumps(state, default=_listed).encode(), level=1)
+        return state.numpy().tobytes()
+    return json.dumps(state, default=_listed).encode()
 
 
 def unpack_generator(packed: Any, generator: Any) -> None:
@@ -76,7 +76,7 @@ def unpack_generator(packed: Any, generator: Any) -> None:
 
     A StateError if that is not the state of such a generator, which then is as it was.
     """
-    data, kind = _unpacked(packed), type(generator).__name__
+    kind = type(generator).__name__
     controls = tape(_bits_of(generator))
     if controls is None:
         raise damaged("generator must be left out, for the sampler has none", packed)
@@ -84,9 +84,9 @@ def unpack_generator(packed: Any, generator: Any) -> None:
     try:
         if isinstance(generator, torch.Generator):
             kind = f"torch.Generator on {generator.device}"
-            state: Any = torch.frombuffer(data, dtype=torch.uint8)
+            state: Any = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
         else:
-            state = json.loads(data, object_hook=_arrays)
+            state = json.loads(packed, object_hook=_arrays)
         if isinstance(generator, random.Random):
             version, words, reserve = state
             state = version, tuple(words), reserve
@@ -121,23 +121,10 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
     drawn = state.get(DIGEST, (0, 0, 0))
     if not (isinstance(drawn, (list, tuple)) and len(drawn) == 3 and all(map(is_count, drawn))):
         raise damaged(f"sampler[{DIGEST!r}] must be a list of 3 numbers", drawn)
-    if not isinstance(state.get(HEAD, []), (list, tuple)):
-        raise damaged(f"sampler[{HEAD!r}] must be a list", state[HEAD])
-    if GENERATOR in state:
-        _unpacked(state[GENERATOR])
-    return {name: own_part(f"sampler[{name!r:.40}]", part) for name, part in state.items()}
-
-
-def _unpacked(packed: Any) -> bytearray:
-    """Unpack what `pack_generator` gave, perhaps, into memory of bounded size."""
-    refused = damaged("generator must be a random generator's packed state", packed)
+    for name in (HEAD, DUE):
+        if not isinstance(state.get(name, []), (list, tuple)):
+            raise damaged(f"sampler[{name!r}] must be a list", state[name])
+    packed = state.get(GENERATOR, b"")
     if type(packed) is not bytes or len(packed) > _MAX_PACKED:
-        raise refused
-    unpacking = zlib.decompressobj()
-    try:
-        state = unpacking.decompress(packed, _MAX_UNPACKED)
-    except zlib.error as error:
-        raise refused from error
-    if not state or not unpacking.eof or unpacking.unused_data:
-        raise refused
-    return bytearray(state)
+        raise damaged("generator must be a random generator's state, as bytes", packed)
+    return {name: own_part(f"sampler[{name!r:.40}]", part) for name, part in state.items()}

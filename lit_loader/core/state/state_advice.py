@@ -11,29 +11,22 @@ _ADVICE: Final = {
     "an epoch's end; without the state, call set_epoch(state['epoch']) to begin that epoch again",
     "num_workers": "an IterableDataset without num_shards is read in one part per worker: resume "
     "with the same number of workers, or pass num_shards from the beginning",
-    "num_shards": "they are what the data is divided into: resume with the same number",
     "rank": "an IterableDataset's state is one rank's: save one on each rank, and load it there",
     "order": "resume with the same sampler or shuffle option",
-    "sampler": "resume with a sampler made with the same options",
-    "dataset": "resume with a dataset made with the same options",
-    "seed": "pass the state's seed as the loader's seed option",
+    "shares": "weights of past draws are fixed. Keep them, and let others begin at a later draw, "
+    "as in weights=[(0, {'web': 3, 'books': 1}), (5000, {'web': 1, 'books': 1})]",
 }
-_WRAPPED: Final = (
-    "Lightning wraps a custom sampler to divide it among several ranks: resume with the same "
-    "number of ranks, or begin with num_replicas= and rank= and "
-    "Trainer(use_distributed_sampler=False)"
-)
-_OR_SHUFFLED: Final = (
-    ". Lightning shuffles a training loader on several ranks, and not on one: resume with the same "
-    "number of ranks, or train with shuffle=True from the beginning"
+_IN_LIGHTNING: Final = (
+    ". Lightning changes the order when it divides the data among several ranks: resume with the "
+    "same number of ranks, or pass shuffle=True, or num_replicas= and rank=, from the beginning"
 )
 
 
 def advice_on(name: str, shown: str, theirs: Any, ours: Any) -> str:
     """Say what to do about a part of a fingerprint, by its name, that differs."""
-    text = _ADVICE.get(name.partition(".")[0], f"resume with the same {shown}")
-    if name == "order" and "DistributedSamplerWrapper" in (theirs, ours):
-        text = _WRAPPED
-    if {theirs, ours} == {"shuffled", "OrderedSampler"}:
-        text += _OR_SHUFFLED
+    field = name.rpartition(".")[2]
+    text = _ADVICE.get("shares" if field == "shares" else name, f"resume with the same {shown}")
+    orders = {theirs, ours}
+    if "DistributedSamplerWrapper" in orders or orders == {"shuffled", "OrderedSampler"}:
+        text += _IN_LIGHTNING
     return text

@@ -22,7 +22,7 @@ MAX_COUNT: Final = 2**62
 """Epochs and samples are below it, so that sums of them are numbers of 64 bits."""
 
 MAX_BATCHES: Final = 2**40
-"""Batches of an epoch are below it: their numbers travel to the workers in so many bits."""
+"""Batches of an epoch are below it: their numbers travel to the workers in 40 bits."""
 
 PRIMITIVES: Final = (int, float, str, bool, type(None))
 

@@ -2,8 +2,8 @@
 
 Datasets and samplers are asked in the same way, as torchdata's ``StatefulDataLoader`` does it:
 
-- *Who is asked.* The iterator that ``iter(source)`` returns, and the source itself, each if it has
-  both methods; a source that is its own iterator is called once, as the iterator.
+- *Whose methods are called.* Those of the iterator that ``iter(source)`` returns, and of the source
+  itself, each if it has both; a source that is its own iterator is called once, as the iterator.
 - *In which order they are restored.* The source, then ``iter(source)``, then the iterator. So one
   that begins in its ``__iter__`` begins first and is brought to its place afterwards.
 """

@@ -36,7 +36,7 @@ class OneCoreThread(threading.Thread):
 
 
 def await_threads(threads: Iterable[threading.Thread], seconds: float) -> None:
-    """Wait until threads have ended, so many seconds at most.
+    """Wait until threads have ended, for at most this number of seconds.
 
     The interpreter's end may abort the process if it meets a daemon within native code.
     """

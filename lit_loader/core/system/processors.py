@@ -9,12 +9,8 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from lit_loader.core.system import linux
-
-AS_TORCH_SAYS: Final = "This DataLoader will create"
-"""How torch's warning of too many workers begins, by which programs filter it."""
 
 
 def usable_processors(root: Path = linux.ROOT) -> float:
@@ -24,7 +20,7 @@ def usable_processors(root: Path = linux.ROOT) -> float:
 
 @functools.cache  # each loader asks, and it takes a quarter of a millisecond
 def _least_quota(root: Path) -> float:
-    """CPU cores that this process's control groups allow; infinite if nothing limits them."""
+    """CPU cores that this process's cgroups allow; infinite if nothing limits them."""
     quotas = [_quota(folder) for folder, _ in cgroup_folders("cpu", root)]
     return min((quota for quota in quotas if quota is not None), default=math.inf)
 
@@ -61,13 +57,14 @@ def advice_if_too_many(num_workers: int) -> str | None:
     """Return a warning if there are more workers than CPU cores; None: there are not."""
     if num_workers <= 1:  # so nothing need be asked of the system
         return None
-    processors = math.ceil(usable_processors())
-    if num_workers <= processors:
+    cores = math.ceil(usable_processors())
+    if num_workers <= cores:
         return None
     return (
-        f"{AS_TORCH_SAYS} {num_workers} worker processes, but this process may use {processors} "
-        "CPU cores. More workers than cores take time from each other and from training. Set "
-        f"num_workers={processors}, unless samples wait for storage [LL031]"
+        # It begins as torch's does, by which programs filter it.
+        f"This DataLoader will create {num_workers} worker processes, but this process may use "
+        f"{cores} CPU cores. More workers than cores take time from each other and from "
+        f"training. Set num_workers={cores}, unless samples wait for storage [LL031]"
     )
 
 

@@ -77,7 +77,7 @@ _TOGETHER: Final = 4 << 10
 """Bytes of small parts that are copied together, at most: who keeps one of them keeps all."""
 
 _SHARE: Final = 16
-"""What is copied is at most one part in so many of the batch."""
+"""What is copied is at most this part of the batch: one in 16."""
 
 _LARGEST_SLOT: Final = 4 << 30
 """Bytes of virtual memory a slot where nothing limits it (128 slots: half a TiB, untouched)."""
@@ -200,7 +200,7 @@ class Arena:
     moment, and decides of nothing but when memory is given back or copied. Only the end of the file
     has a lock, which nothing that the garbage collector may run takes.
 
-    The file begins with ``board_bytes`` for the status board. There are slots for so many tasks
+    The file begins with ``board_bytes`` for the status board. There are slots for the tasks
     ``in_flight`` and for what the consumer holds. ``budget``: bytes of real memory to stay within,
     None for no limit. A LoaderError that names the limit, if not even the smallest slots are to be
     had.
@@ -267,7 +267,7 @@ class Arena:
     # --- lending slots ---
 
     def acquire(self, capacity: int = 0) -> Slot:
-        """Take a free slot for so many bytes that are certainly going to be written, or make one.
+        """Take a free slot for ``capacity`` bytes, which will certainly be written, or make one.
 
         Raises:
             LoaderError: The memory for a new one cannot be had; names the size and the limit.

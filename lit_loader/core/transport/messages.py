@@ -9,7 +9,7 @@
     Task    one copy of a task, with its slot      Reply    the one end of that copy; names the slot
     Resume  begin a new epoch                      Resumed  every older task has had its Reply
     Space   a larger slot, in answer to Need       Need     the batch does not fit its slot
-    Stop    end, behind the tasks sent before      Up       ready; so many tasks at a time
+    Stop    end, after the tasks sent before       Up       ready; how many tasks at a time
     Attributes  what has changed of the dataset's plain attributes, in several messages
 
 Every message is :data:`SIZE` bytes. POSIX makes a pipe write of up to 512 bytes atomic, so neither

@@ -33,17 +33,3 @@ def test_a_stray_stop_iteration(num_workers: int, monkeypatch: pytest.MonkeyPatc
         found += ints(iterator)
         assert found == list(range(8))
         assert ints(loader) == list(range(8))
-
-
-@pytest.mark.filterwarnings("ignore:.*LL333")
-def test_an_epoch_that_would_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is asked of the workers any more, whatever the reason; and batches are left."""
-    with DataLoader(Call(int, 8), num_workers=1, prefetch_factor=1) as loader:
-        iterator = iter(loader)
-        found = [int(next(iterator)), int(next(iterator))]
-        monkeypatch.setattr(iterator._tasks, "next_task", lambda: None)
-        found.append(int(next(iterator)))
-        with pytest.raises(LoaderError, match="would have ended"):
-            next(iterator)
-        loader.load_state_dict(loader.state_dict())
-        assert found + ints(loader) == list(range(8))

@@ -176,7 +176,7 @@ def test_an_address_space_too_small_for_a_batch(tmp_path: Path) -> None:
     assert "ulimit -v" in lines[-1]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_limit_of_a_worker_s_private_memory(method: str, tmp_path: Path) -> None:
     """What is reserved for shared memory does not count."""
     program = f"""

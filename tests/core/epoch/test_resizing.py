@@ -189,13 +189,13 @@ def test_a_worker_that_leaves_and_does_not_end(tmp_path: Path) -> None:
         until(lambda: next(iterator) is not None and len(worker_pids(iterator)) == 2)
         pids = worker_pids(iterator)
         loader.resize(1)
+        until(lambda: next(iterator) is not None and worker_pids(iterator) == pids[:1])
         wait_gone(pids[1:])
 
 
 # Without workers, and what is refused ------------------------------------------------------------
 
 
-@pytest.mark.process
 def test_from_none_and_to_none() -> None:
     with DataLoader(Call(int, 6), num_workers=0) as loader:
         loader.resize(2)

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lit_loader.core.executors import worker_pool, worker_set
+from lit_loader.core.executors import worker_set
 from lit_loader.core.executors.outcome import Outcome, WorkerDeath
 from lit_loader.core.executors.payload import Links
 from lit_loader.core.executors.worker_pool import WorkerPool
@@ -340,14 +340,11 @@ class PoolMachine(RuleBasedStateMachine):
         started = sorted(self.pool.workers.processes)
         return started[number % len(started)]
 
-    @rule(num_workers=st.integers(1, 3), at_once=st.booleans())
-    def resize(self, num_workers: int, at_once: bool) -> None:
-        """Another number of workers is wanted: now, or when something is received."""
+    @rule(num_workers=st.integers(1, 3))
+    def resize(self, num_workers: int) -> None:
+        """Another number of workers is wanted when something is received next."""
         self.num_workers = num_workers
         self.pool.resize(num_workers)
-        if at_once:
-            with mock.patch.object(worker_pool, "_MOMENT", 0):  # no worker takes a step meanwhile
-                self.pool.adapt()
 
     @rule(worker=st.integers(0, 2), meanwhile=MEANWHILE, give_up=st.booleans())
     def kill_and_replace(self, worker: int, meanwhile: list[int], give_up: bool) -> None:
@@ -529,17 +526,17 @@ STORIES: dict[str, list[tuple[str, Any]]] = {
     # Reader 1 goes on in worker 0, and what worker 1 has it may still make: it is brought back to
     # what was lost, and then forth again.
     "who dies while it leaves, and its reader is ahead elsewhere": [
-        ("begin", {"num_workers": 2, "depth": 8, "turns": 2}), ("submit", 4), ("resize", (1, True)),
+        ("begin", {"num_workers": 2, "depth": 8, "turns": 2}), ("submit", 4), ("resize", 1),
         ("submit", 2), ("kill_and_replace", (1, [], False)), ("submit", 2),
     ],
     "who is no longer wanted before it was started": [
         ("begin", {"num_workers": 3, "depth": 4, "turns": 3, "processors": 1}),
-        ("submit", 4), ("resize", (1, True)), ("submit", 4),
+        ("submit", 4), ("resize", 1), ("submit", 4),
     ],
     # It has been told to stop: another one takes its place.
     "who has left and is wanted again": [
         ("begin", {"num_workers": 2, "depth": 8, "turns": 2}), ("step", (0, 8)), ("step", (1, 8)),
-        ("resize", (1, True)), ("resize", (2, True)), ("submit", 4),
+        ("resize", 1), ("resize", 2), ("submit", 4),
     ],
     # The answer is no answer to what is asked for in the new epoch, with the same slot.
     **{

@@ -1,18 +1,14 @@
-"""A whole executor in a few lines, hung on a loader at its seam."""
+"""A whole executor in a few lines passes the contract of executors."""
 
 import queue
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
-
-import torch
 
 from lit_loader import DataLoader
 from lit_loader.core.executors.executor import Executor, Task
 from lit_loader.core.executors.outcome import Outcome
 from lit_loader.core.transport.messages import listed
-from lit_loader.loader import _AddOns
-from tests.support.samples import Call, ints
+from lit_loader.testing import ExecutorContract
 
 
 class FuturesExecutor(Executor):
@@ -51,57 +47,6 @@ class FuturesExecutor(Executor):
         self._pool.shutdown()
 
 
-class WithFutures(_AddOns):
-    def executor(self, core: Any, start: Any) -> Any:
-        loader = core.loader
-        return FuturesExecutor(loader.dataset, loader.collate_fn, core.depth)
-
-
-def loader_of(dataset: Any, **options: Any) -> DataLoader[Any]:
-    loader: DataLoader[Any] = DataLoader(dataset, 4, shuffle=True, seed=3, num_workers=1, **options)
-    loader._core.seams = WithFutures()
-    return loader
-
-
-def failing(index: int) -> int:
-    if index == 7:
-        raise LookupError("no sample 7")
-    return index
-
-
-def test_it_gives_what_workers_give(pinned: None) -> None:
-    dataset = torch.arange(26)
-    expected = [ints(DataLoader(dataset, 4, shuffle=True, seed=3)) for _ in range(1)]
-    for options in ({}, {"pin_memory": True}, {"persistent_workers": True}):
-        with loader_of(dataset, **options) as loader:
-            assert ints(loader) == expected[0]
-            for _ in loader:
-                break  # what is outstanding then goes nowhere
-            assert len(ints(loader)) == 26
-    assert not [each for each in threading.enumerate() if "ThreadPoolExecutor" in each.name]
-
-
-def test_it_goes_on_from_a_state_and_after_an_error() -> None:
-    iterator = iter(first := loader_of(Call(failing, 26)))
-    found: list[Any] = []
-    while len(found) < 4:
-        try:
-            found.append(next(iterator).tolist())
-        except LookupError:
-            found.append("no sample 7")
-    state = first.state_dict()
-    rest = [batch.tolist() for batch in iterator] if "no sample 7" in found else None
-    second = loader_of(Call(int, 26))
-    second.load_state_dict(state)
-    again = [batch.tolist() for batch in second]
-    assert len(again) == 3
-    assert rest in (None, again)
-    first.close()
-
-
-def test_it_is_asked_nothing_that_it_does_not_have() -> None:
-    with loader_of(range(26)) as loader:
-        next(iter(loader))
-        loader.resize(2)
-        assert loader.statistics(memory=True).batches == 1
-        assert len(ints(loader)) == 26
+class TestFutures(ExecutorContract):
+    def make(self, loader: DataLoader[Any], depth: int) -> Executor:
+        return FuturesExecutor(loader.dataset, loader.collate_fn, depth)

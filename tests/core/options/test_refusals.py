@@ -120,7 +120,6 @@ class Told(Call):
         return self.told
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_dataset_is_told_an_epoch_below_zero(num_workers: int) -> None:
     for epoch in (-1, -3, 2):

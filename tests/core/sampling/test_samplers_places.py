@@ -108,6 +108,29 @@ def test_a_resume_gives_the_rest_and_what_follows(kind: Any, workers: int) -> No
         assert [*first, *lists(iterator), *lists(resumed)] == expected[number:]
 
 
+@pytest.mark.parametrize("batches", [3, None], ids=["given up", "whole"])
+@pytest.mark.parametrize("kind", [Placed, Indices, OfIterator])
+def test_a_state_of_a_pass_of_which_no_step_was_committed(kind: Any, batches: int | None) -> None:
+    """As a trainer asks for it whose first step after ``set_epoch`` has failed."""
+
+    def begun() -> DataLoader[Any]:
+        loader = loader_of(kind())
+        loader.commit()
+        loader.set_epoch(0)
+        lists(islice(iter(loader), batches))
+        loader.commit()
+        loader.set_epoch(1)
+        return loader
+
+    expected, loader = lists(begun()), begun()
+    iterator = iter(loader)
+    assert lists(islice(iterator, 1)) == expected[:1]
+    state = through_file(loader.state_dict())
+    again = loaded(loader_of(kind()), state)
+    assert lists(islice(iter(again), 2)) == expected[:2]
+    assert lists(loaded(loader_of(kind()), state)) == expected
+
+
 @pytest.mark.parametrize(
     ("tail", "before", "after"), [("pad", 3, 3), ("keep", 3, 2), ("pad", 1, 3)]
 )

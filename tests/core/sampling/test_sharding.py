@@ -72,19 +72,6 @@ def test_a_position_within_a_batch_is_refused() -> None:
         other.load_state_dict(loaders[0].state_dict())
 
 
-def test_the_end_of_an_epoch_fits_every_topology() -> None:
-    loaders = augmented(2, 5)
-    global_batches(loaders, 5)
-    state = loaders[1].state_dict()
-    resumed = loaded(augmented(1, 7)[0], state)
-    with pytest.warns(UserWarning, match="LL334"):
-        assert list(resumed) == []
-    resumed.set_epoch(1)
-    following = augmented(1, 7)[0]
-    following.set_epoch(1)
-    assert global_batches([resumed]) == global_batches([following])
-
-
 def test_out_of_order_in_mid_epoch_fits_only_its_own_topology() -> None:
     state = augmented(1, 12)[0].state_dict()
     state |= {"batches": 1, "ahead": [2]}

@@ -140,7 +140,6 @@ def epochs(kind: str, seed: int | None = 5, **options: Any) -> list[list[list[fl
         return [torch.cat([*loader]).tolist() for _ in range(2)]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_follow_from_the_seed_whoever_makes_the_batch(kind: str) -> None:
     """And vary by sample and epoch."""
@@ -153,7 +152,6 @@ def test_draws_follow_from_the_seed_whoever_makes_the_batch(kind: str) -> None:
     assert epochs(kind, seed=6) != expected
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("kind", ["attributes of a transform", "a module's globals", "a stream"])
 def test_without_a_seed_a_seeded_generator_gives_what_its_own_seed_gives(kind: str) -> None:
     """In every run, whatever the program has seeded; and passes differ."""

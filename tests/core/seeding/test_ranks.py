@@ -69,4 +69,4 @@ def test_a_first_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(job, "store", lambda: store)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     with pytest.raises(LoaderError, match="rank 0 .*Noisy"):
-        job.Name("Noisy").first_rank(1)
+        job.Name("Noisy").first_rank([1])

@@ -4,8 +4,6 @@ import copy
 import functools
 import itertools
 import random
-import tracemalloc
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -176,9 +174,7 @@ CONSTANTS: list[Any] = [
     *(None, True, -1, 1, LENGTH, 2**31, MAX_BATCHES - 1, MAX_BATCHES, MAX_COUNT - 1, 2**63),
     *(2**64 - 1, 10**5000, 1.0, float("nan"), float("-inf"), 1j),
     *("", "1\n2", "x" * 100_000, b"", np.int64(2), np.float64(2), np.str_("batch")),
-    *(zlib.compress(bytes(10**6)), zlib.compress(bytes(5056))),
-    zlib.compress(generator().get_state().numpy().tobytes())[:-9],
-    zlib.compress(torch.Generator().get_state().numpy().tobytes() + b"0"),
+    *(bytes(10**6), bytes(5056), generator().get_state().numpy().tobytes()[:-9]),
 ]
 JUNK: list[Callable[[], Any]] = [
     *(lambda value=value: value for value in CONSTANTS),
@@ -196,6 +192,7 @@ JUNK: list[Callable[[], Any]] = [
     lambda: [[0, None, False]],
     lambda: {1: 2, "a": 3, None: 4, (5,): 6},
     lambda: {"generator": b"x", "sampler": 3, "head": {}},
+    lambda: {"sampler": {"position": 3}, "due": [10**30, None]},
     lambda: {"iterator": {"position": "3"}},
     lambda: {"sampler": {"position": []}, "over": 1},
     lambda: [3, {"dataset": {"position": "x"}}, False, 1],
@@ -301,37 +298,13 @@ def test_any_state_is_loaded_or_refused(data: st.DataObject) -> None:
 
 
 @quiet
-@pytest.mark.process
 @fuzzing(10)
 @given(st.data())
 def test_so_is_any_where_workers_read(data: st.DataObject) -> None:
     fuzz(data, data.draw(st.sampled_from(["iterable with a state", "stream with both"])), 2)
 
 
-# --- nothing is done without bound ---
-
-
-BOMBS = {
-    "large": lambda: zlib.compress(bytes(128 << 20)),  # 130 kB
-    "small": lambda: zlib.compress(bytes(32 << 20)),
-    "endless": lambda: zlib.compress(bytes(1 << 20))[:1000],
-    "followed": lambda: zlib.compress(bytes(16)) + bytes(1000),
-}
-
-
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_generator_is_unpacked_into_little_memory(bomb: str) -> None:
-    packed, state = BOMBS[bomb](), copy.deepcopy(taken_at("generator", 1))
-    state["sampler"]["generator"] = packed
-    loader = make("generator")
-    tracemalloc.start()
-    try:
-        message = refused(lambda: loader.load_state_dict(state), StateError)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 1 << 20
-    assert "generator" in message and len(message) < 600
+# --- what users' own objects have put there ---
 
 
 @pytest.mark.parametrize("part", [deep(100), selfish(), laughing()])
@@ -377,7 +350,7 @@ def test_a_part_that_is_nested_too_deeply_is_refused() -> None:
         ("iterable with a state", ["readers"], [{}], "readers"),
         ("token budget", ["sampler", "order", "batches"], -1, "sampler['order']"),
         ("stateful", ["sampler", "drawn"], [1, 2], "sampler['drawn']"),
-        ("generator", ["sampler", "generator"], zlib.compress(bytes(16)), "torch.Generator"),
+        ("generator", ["sampler", "generator"], bytes(16), "torch.Generator"),
     ],
     ids=itertools.count(),
 )

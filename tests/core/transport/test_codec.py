@@ -585,12 +585,12 @@ def check_equal(got: Any, sent: Any) -> None:
 
 @pytest.mark.usefixtures("way")
 class TestRoundTrips:
-    @settings(max_examples=150, derandomize=True)
+    @settings(max_examples=60, derandomize=True)
     @given(BATCHES)
     def test_any_structure(self, batch: object) -> None:
         check_equal(carry(batch), batch)
 
-    @settings(max_examples=150, derandomize=True)
+    @settings(max_examples=60, derandomize=True)
     @given(
         st.lists(
             st.tuples(

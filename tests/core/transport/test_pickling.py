@@ -20,18 +20,15 @@ from lit_loader.errors import TransportError
 from tests.support.samples import Call, ints, uncollated
 from tests.support.tools import ROOT, finish_script, refused, start_script
 
-SPAWNED = pytest.mark.parametrize("method", ["spawn", "forkserver"])
-
 
 @pytest.fixture(scope="module", autouse=True)
 def helper_processes() -> None:
     """Have multiprocessing's own processes up, which a test that is over at once would seem to
     leave behind: for a moment they cannot be told from others."""
-    for method in ("spawn", "forkserver"):
-        process = multiprocessing.get_context(method).Process(target=int)
-        process.start()
-        process.join()
-        process.close()
+    process = multiprocessing.get_context("forkserver").Process(target=int)
+    process.start()
+    process.join()
+    process.close()
 
 
 @pytest.fixture
@@ -40,10 +37,10 @@ def without_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
 
 
-def give(data: Any, method: str = "spawn", **options: Any) -> list[Any]:
+def give(data: Any, **options: Any) -> list[Any]:
     """All batches, uncollated unless told otherwise."""
     options = {"num_workers": 1, "collate_fn": uncollated, **options}
-    return list(DataLoader(data, multiprocessing_context=method, **options))
+    return list(DataLoader(data, multiprocessing_context="forkserver", **options))
 
 
 def refusal(data: Any, **options: Any) -> str:
@@ -99,8 +96,7 @@ def recursive(value: int) -> Callable[[int], int]:
     return lambda index: count(1) - value + index
 
 
-@SPAWNED
-def test_functions_and_classes_that_no_worker_can_import(method: str) -> None:
+def test_functions_and_classes_that_no_worker_can_import() -> None:
     functions = [
         lambda value: value + 1,
         closure(1),
@@ -115,14 +111,13 @@ def test_functions_and_classes_that_no_worker_can_import(method: str) -> None:
     def every(index: int) -> list[int]:
         return [function(index) for function in functions]
 
-    seen = multiprocessing.get_context(method).Array("i", 2)
+    seen = multiprocessing.get_context("forkserver").Array("i", 2)
 
     def begin(worker: int) -> None:
         seen[worker] = 10 + worker
 
     batches = give(
         Call(every, 3),
-        method,
         num_workers=2,
         worker_init_fn=begin,
         collate_fn=lambda samples: samples[0],
@@ -131,10 +126,9 @@ def test_functions_and_classes_that_no_worker_can_import(method: str) -> None:
     assert list(seen) == [10, 11]
 
 
-@SPAWNED
-def test_beside_what_only_a_processs_start_can_carry(method: str) -> None:
+def test_beside_what_only_a_processs_start_can_carry() -> None:
     """Locks, shared memory and tensors stay the same ones, not copies."""
-    context = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("forkserver")
     rows = torch.zeros(6).share_memory_()
 
     class Everything(torch.utils.data.Dataset):
@@ -159,7 +153,7 @@ def test_beside_what_only_a_processs_start_can_carry(method: str) -> None:
             return index, torch.rand(1, generator=self.generator).item()
 
     data = Everything()
-    batches = give(data, method, num_workers=2)
+    batches = give(data, num_workers=2)
     assert [index for [(index, _)] in batches] == list(range(6))
     assert data.count.value == 6
     assert rows.tolist() == [0, 10, 20, 30, 40, 50]
@@ -204,7 +198,6 @@ def with_variable(guard: Any) -> Callable[[int], int]:
     return guarded
 
 
-@SPAWNED
 @pytest.mark.parametrize(
     ("data", "place"),
     [
@@ -213,8 +206,8 @@ def with_variable(guard: Any) -> Callable[[int], int]:
     ],
     ids=["object", "variable"],
 )
-def test_what_cloudpickle_cannot_carry_either(data: Any, place: str, method: str) -> None:
-    text = refusal(data, method=method)
+def test_what_cloudpickle_cannot_carry_either(data: Any, place: str) -> None:
+    text = refusal(data)
     assert text.startswith(f"lit_loader: {place}<unlocked _thread.lock object at 0x")
     assert "cannot be pickled, not by cloudpickle either, as every start method but " in text
     assert text.endswith(
@@ -243,7 +236,7 @@ def test_the_owner_of_a_handle_is_not_sent_to_fork(kind: str, tmp_path: Path) ->
 def test_a_loader_goes_on_after_a_refusal() -> None:
     data = Call(threading.Lock())  # type: ignore[arg-type]
     with DataLoader(
-        data, num_workers=2, persistent_workers=True, multiprocessing_context="spawn"
+        data, num_workers=2, persistent_workers=True, multiprocessing_context="forkserver"
     ) as loader:
         for _ in range(2):
             with pytest.raises(TransportError, match=r"^lit_loader: dataset\.function: "):
@@ -280,17 +273,14 @@ def scaled(index):
 
 SESSION_RUN = """
 from lit_loader import DataLoader
-for method in ("spawn", "forkserver"):
-    try:
-        for batch in DataLoader(
-            Data(), num_workers=1, multiprocessing_context=method, batch_size=2
-        ):
-            print(type(batch) is Point, batch.y.tolist())
-    except Odd as error:
-        print(str(error).splitlines()[0])
+try:
+    for batch in DataLoader(Data(), num_workers=1, multiprocessing_context="METHOD", batch_size=2):
+        print(type(batch) is Point, batch.y.tolist())
+except Odd as error:
+    print(str(error).splitlines()[0])
 """
 
-SESSION_SAYS = "True [0, 3]\nthree\n" * 2
+SESSION_SAYS = "True [0, 3]\nthree\n"
 
 
 def session(source: str, how: str, folder: Path) -> str:
@@ -309,10 +299,11 @@ def session(source: str, how: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("how", ["-c", "stdin"])
-def test_a_session_without_a_file(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "method"), [("-c", "spawn"), ("stdin", "forkserver")])
+def test_a_session_without_a_file(tmp_path: Path, how: str, method: str) -> None:
     """What is defined there goes along, and comes back as the very same types."""
-    assert session(SESSION + SESSION_RUN, how, tmp_path) == SESSION_SAYS
+    source = SESSION + SESSION_RUN.replace("METHOD", method)
+    assert session(source, how, tmp_path) == SESSION_SAYS
 
 
 def test_a_program_with_a_file(tmp_path: Path) -> None:
@@ -322,7 +313,9 @@ def test_a_program_with_a_file(tmp_path: Path) -> None:
         "    data = Data()\n"
         "    data.unused = lambda: Point\n"
         "    FACTOR = threading.Lock()\n"  # by value, it would have to go along, and could not
-        + textwrap.indent(SESSION_RUN.replace("Data()", "data"), "    ")
+        + textwrap.indent(
+            SESSION_RUN.replace("Data()", "data").replace("METHOD", "forkserver"), "    "
+        )
     )
     out, err, status = finish_script(start_script(body, tmp_path))
     assert (err, status) == ("", 0)

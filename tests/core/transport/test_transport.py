@@ -120,9 +120,9 @@ class TestNarrowPipes:
 
     @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
     def test_a_long_queue(self, iterable: bool) -> None:
-        dataset = Counting(3_000) if iterable else range(3_000)
+        dataset = Counting(1_500) if iterable else range(1_500)
         loader = DataLoader(dataset, num_workers=2, prefetch_factor=600)
-        assert ints(loader) == list(range(3_000))
+        assert ints(loader) == list(range(1_500))
 
     @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
     def test_a_new_epoch_with_a_full_queue(self, iterable: bool, gate: Gate) -> None:
