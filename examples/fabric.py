@@ -1,7 +1,7 @@
 """Trains on the digits with Lightning Fabric: no Trainer, no data module, resumable.
 
 python examples/fabric.py
-python examples/fabric.py --devices 2 --checkpoint /tmp/run.ckpt   # goes on from it, if there
+python examples/fabric.py --devices 2 --checkpoint /tmp/run.ckpt   # continues from it, if there
 """
 
 import argparse
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--checkpoint", type=Path, help="written every ten steps, gone on from")
+    parser.add_argument("--checkpoint", type=Path, help="written every ten steps, and resumed from")
     parser.add_argument("--stop-after", type=int, help="steps, as if interrupted there")
     args = parser.parse_args()
     fabric = Fabric(accelerator="cpu", devices=args.devices)

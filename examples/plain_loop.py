@@ -1,7 +1,7 @@
-"""The digits in a loop of your own: torch, a progress bar and our loader, resumable.
+"""The digits in a training loop: torch, a progress bar and lit_loader, resumable.
 
 python examples/plain_loop.py
-python examples/plain_loop.py --checkpoint /tmp/run.ckpt    # Ctrl-C, and again: it goes on
+python examples/plain_loop.py --checkpoint /tmp/run.ckpt    # Ctrl-C, and again: it continues
 """
 
 import argparse
@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--checkpoint", type=Path, help="written every ten steps, gone on from")
+    parser.add_argument("--checkpoint", type=Path, help="written every ten steps, and resumed from")
     args = parser.parse_args()
     torch.set_num_threads(1)  # the workers have the other cores
     torch.manual_seed(1)

@@ -1,9 +1,9 @@
-"""Trains on a Ray cluster: ranks by Ray Train, data also from processors that have no rank.
+"""Trains on a Ray cluster: ranks by Ray Train, data also from CPU cores that have no rank.
 
     python examples/ray_train.py                              # a cluster of this machine alone
-    python examples/ray_train.py --kill-at 40                 # a rank is killed in mid-epoch
+    python examples/ray_train.py --kill-at 40                 # a rank is killed mid-epoch
     python examples/ray_train.py --address auto --ranks 8 --gpu --remote-workers 16
-    python examples/ray_train.py --address auto --ranks 1-8   # goes on with fewer if nodes are lost
+    python examples/ray_train.py --address auto --ranks 1-8   # fewer if nodes are lost
 
 Afterwards the samples of each step are compared with those of one process. Exit status 1 if there
 is one that is different, or missing. ``--folder`` must be one that all nodes see.
@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", default="2", help="how many, or from how many to how many: 1-2")
     parser.add_argument("--rank-resources", default="", metavar="NAME=NUMBER,...")
     parser.add_argument("--gpu", action="store_true", help="one for each rank")
-    parser.add_argument("--workers", type=int, default=1, help="of each rank, beside it")
+    parser.add_argument("--workers", type=int, default=1, help="of each rank, on its machine")
     parser.add_argument("--remote-workers", type=int, default=1, help="of each rank, anywhere")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=32, help="of all ranks together")

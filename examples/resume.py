@@ -1,11 +1,11 @@
-"""Kills a training in mid-epoch, resumes it, and compares it with one that was left alone.
+"""Kills a training mid-epoch, resumes it, and compares it with an uninterrupted one.
 
     python examples/resume.py                              # the digits, killed after step 157
     python examples/resume.py --resume-with loader.num_workers=3
     python examples/resume.py --kill-at 50 experiment=tabular    # any recipe, any override
 
 Three trainings, each in a process of its own, one after the other. The second is ended by SIGKILL,
-the third goes on from its newest checkpoint (one is written once in ten steps). Exit status 1 if
+the third continues from its newest checkpoint (one is written every ten steps). Exit status 1 if
 the curves are not the same to the last bit.
 """
 

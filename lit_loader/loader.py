@@ -190,7 +190,7 @@ class _AddOns(Seams):
             return None
         from lit_loader.remote.starter import RemoteWorkers
 
-        return RemoteWorkers(loader.remote, core.log.nodes)
+        return RemoteWorkers(loader.remote)
 
     def auto(self, core: Any) -> Any:
         from lit_loader.profiling.auto_workers import AutoWorkers
@@ -392,14 +392,12 @@ class DataLoader(_TorchLoader[T_co]):
         stall_warning: Seconds without a batch after which a StallWarning shows what each worker
             does; 0: never. Without workers, press Ctrl-C to see where a sample hangs.
         on_sample_error: What happens if a sample raises. "raise" raises. "skip" makes the batch
-            smaller, and ``len(loader)`` an upper bound. "replace" takes another sample of the
-            batch (map-style only), the same for any number of workers.
+            smaller, and ``len(loader)`` an upper bound. "replace" takes another sample (map-style
+            only), the same for any number of workers.
         max_sample_errors: Bad samples that one epoch may skip or replace. One more raises a
             SampleErrorsError that lists them. None: any number, but not all.
         sample_retries: How often to retry a sample after an OSError or TimeoutError. A
             `Retry`, or a mapping of its options, chooses the wait and the errors.
-        memory_budget: Shared memory that batches may use, in bytes or as text such as "2 GB". None
-            sets no limit. Set it if batches differ much in size.
         read_threads: Threads with which each worker reads the samples of a batch; 0: one after
             another. Set 16, say, if samples wait for storage. The dataset must be thread-safe and
             draw from `lit_loader.get_rng`.
@@ -448,7 +446,6 @@ class DataLoader(_TorchLoader[T_co]):
     on_sample_error: SampleErrorPolicy
     max_sample_errors: int | None
     sample_retries: int | Retry
-    memory_budget: int | None
     read_threads: int
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
@@ -495,7 +492,6 @@ class DataLoader(_TorchLoader[T_co]):
         on_sample_error: SampleErrorPolicy = "raise",
         max_sample_errors: int | None = None,
         sample_retries: int | Retry | Mapping[str, Any] = 0,
-        memory_budget: int | str | None = None,
         read_threads: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:

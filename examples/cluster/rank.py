@@ -3,7 +3,7 @@
 ::
 
     TorchTrainer ─▶ ranks ─ Trainer(RayDDPStrategy, RayLightningEnvironment)
-                      ╰─ LoaderDataModule ─▶ workers here, and remote workers on free processors
+                      ╰─ LoaderDataModule ─▶ workers here, and remote workers on free CPU cores
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def train(config: dict[str, Any]) -> None:
             enable_model_summary=False,
         )
     )
-    # As many samples a step, whatever the number of ranks: so a restart with fewer goes on exactly.
+    # The same samples in a step for any number of ranks: a restart with fewer continues exactly.
     data = data_module(config["batch_size"] // ranks, **loader)
     model = NumberedClassifier(dropout=0.0)
     checkpoint = ray.train.get_checkpoint()

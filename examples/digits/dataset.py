@@ -14,7 +14,7 @@ class Digits(Dataset[tuple[Tensor, int]]):
 
     Args:
         split: "train", "val" or "test".
-        augment: Shift each image by up to one pixel and vary its brightness, anew each time.
+        augment: Shift each image by up to one pixel and vary its brightness, differently each time.
     """
 
     def __init__(self, split: str, augment: bool = False) -> None:

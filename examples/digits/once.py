@@ -12,7 +12,7 @@ def write_once(directory: Path, write: Callable[[Path], None]) -> None:
     """Calls ``write(scratch)`` and puts what it wrote at `directory`, unless that is there.
 
     Lightning calls ``prepare_data`` once on each node, and a run may be broken off: so the files
-    come into being beside their place and are moved there as a whole, by one atomic rename.
+    are written next to their place and moved there as a whole, by one atomic rename.
     """
     if directory.exists():
         return

@@ -45,7 +45,7 @@ class HuggingFaceData(LoaderDataModule):
     """Digits as a `datasets` Dataset, which reads a whole batch at once (``__getitems__``).
 
     Args:
-        root: Where the files are, or are to be written; what `datasets` keeps lies beside it.
+        root: Where the files are, or are to be written; what `datasets` keeps is next to it.
         **options: Of `LoaderDataModule`.
     """
 

@@ -43,7 +43,7 @@ class Frequencies(Callback):
         axes.bar(classes - 0.2, 100 * self._data, 0.4, color="0.7", label="in the data")
         label = f"in the batches of {self._processes} processes"
         axes.bar(classes + 0.2, 100 * self._shares, 0.4, color=LOSS, label=label)
-        axes.axhline(100 / len(classes), color=ACCENT, lw=1, ls="--", label="all alike")
+        axes.axhline(100 / len(classes), color=ACCENT, lw=1, ls="--", label="all equal")
         axes.set(xlabel="digit", ylabel="% of the samples", xticks=classes)
         axes.legend(frameon=False)
         figure.savefig(directory / "frequencies.png")

@@ -1,4 +1,4 @@
-"""What the three trainings of the comparison do beside training."""
+"""What the three trainings of the comparison do in addition to training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Curve(Callback):
 
 
 class EverySteps(ModelCheckpoint):
-    """A checkpoint once in so many steps, the newest one kept; each is in place as a whole.
+    """A checkpoint every few steps, the newest one kept; each is written as a whole.
 
     Args:
         path: The checkpoint's file.

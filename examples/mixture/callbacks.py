@@ -78,7 +78,7 @@ class Shares(Callback):
 
 
 class ResumeCheck(Callback):
-    """Saves a checkpoint in mid-epoch, and compares what followed with what follows from it.
+    """Saves a checkpoint mid-epoch, and compares what followed with what follows from it.
 
     Args:
         step: The step after which the checkpoint is saved.
@@ -117,7 +117,7 @@ class ResumeCheck(Callback):
             "resumed_at_step": self.step if self._seen else None,
             "resumed_batches": len(self._seen),
             "resumed_batches_equal": self._equal,
-            "remark/resumed": f"resumed in mid-epoch from the checkpoint of step {self.step}: "
+            "remark/resumed": f"resumed mid-epoch from the checkpoint of step {self.step}: "
             f"{self._equal} of {len(self._seen)} batches equal, byte for byte",
         }
 

@@ -57,8 +57,8 @@ class Pipeline(IterableDataset[Sample]):
 class Nodes(Iterator[Sample]):
     """One reader's way through one epoch.
 
-    A node goes on from a state by ``reset``, where the loader calls ``load_state_dict``. What draws
-    random numbers is called here and not in a node's thread: only here they are a sample's own.
+    A node continues from a state by ``reset``, where the loader calls ``load_state_dict``. Random
+    numbers are drawn here and not in a node's thread: only here they are a sample's own.
 
     Args:
         node: The last one of the pipeline.

@@ -20,7 +20,7 @@ class Writes(Callback):
     """Lets the model go on with a text at the end, and measures what it is to be compared with.
 
     Args:
-        prompt: What the model goes on with.
+        prompt: The text that the model continues.
         count: Bytes that it writes.
     """
 

@@ -6,7 +6,7 @@
 - ``headers``: the C++ headers of torch's core library.
 
 Each kind becomes a directory with two arrays for each split: ``train.npy``, all documents one
-behind the other (uint8, a zero byte after each), and ``train-starts.npy``, where they begin (int64,
+after the other (uint8, a zero byte after each), and ``train-starts.npy``, where they begin (int64,
 one more than there are documents). A file belongs to one split, with all that is in it.
 """
 

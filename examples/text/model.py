@@ -32,7 +32,7 @@ class Block(nn.Module):
         """``seen_by``: who looks at whom (bytes × bytes, bool); None: each at those before it."""
         parts = self.projections(self.norm_1(x)).chunk(3, dim=-1)
         query, key, value = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
-        # Padding lies behind the text, where nothing that counts looks.
+        # Padding follows the text, where nothing that counts looks.
         seen = nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=seen_by, is_causal=seen_by is None
         )

@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 
 class DocumentStream(IterableDataset[Document]):
-    """The documents of a kind of text; each reader has every so many-th of them.
+    """The documents of a kind of text; shard n of N has every N-th of them.
 
     Args:
         directory: Where the data module has written the corpus.

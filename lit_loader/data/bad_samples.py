@@ -17,7 +17,7 @@ import inspect
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -26,17 +26,21 @@ from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.options.retry import Retry
+from lit_loader.core.seeding.seeds import extend
 from lit_loader.data.sample_errors import SampleError
 from lit_loader.describe import annotate
 from lit_loader.errors import OptionError, StateError
 
 __all__ = [
-    *("MAX_BACKOFF", "MAX_IN_A_ROW"),
+    *("MAX_BACKOFF", "MAX_DRAWS", "MAX_IN_A_ROW"),
     *("Attempts", "BadSamples", "GoodSamples", "TolerantMapFetcher"),
 ]
 
 MAX_BACKOFF: Final = 10.0
 """Seconds that the wait before a retry grows to at most."""
+
+MAX_DRAWS: Final = 20
+"""Replacements that are drawn for one bad sample; if all of them are bad too, it is skipped."""
 
 MAX_IN_A_ROW: Final = 1000
 """Bad samples of an iterable dataset that are skipped in a row; the next one is an error."""
@@ -65,9 +69,11 @@ class BadSamples:
         """Return what reads single samples, see `Attempts`."""
         return Attempts(self, before)
 
-    def map_fetcher(self, spec: BatchSpec, attempts: Attempts, *threads: Any) -> TolerantMapFetcher:
+    def map_fetcher(
+        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int], *threads: Any
+    ) -> TolerantMapFetcher:
         """Return what reads samples by index; ``threads`` are for `MapFetcher`."""
-        return TolerantMapFetcher(spec, attempts, *threads)
+        return TolerantMapFetcher(spec, attempts, seed_for, *threads)
 
     def stream(self, attempts: Attempts) -> GoodSamples:
         """Return what passes over a stream's bad samples."""
@@ -156,18 +162,22 @@ class Attempts:
 class TolerantMapFetcher(MapFetcher):
     """Reads samples as `MapFetcher` does, and copes with those that cannot be read.
 
-    First all samples of the batch are read. Then the bad ones are replaced, where they are to be,
-    each by another read of a good one of the batch: so nobody but the batch counts, and all
-    workers, ranks and resumed runs choose the same.
+    First all samples of the batch are read, then the bad ones are replaced, where they are to be:
+    so the good ones are made with the same random numbers whichever way the bad ones go.
 
     A dataset's ``__getitems__`` gets the whole batch at first (not with a seed for each sample),
-    and single indices after an exception.
+    and single indices after an exception. A replacement is any sample of the dataset; under a
+    user's sampler another one of the batch, for only those has it chosen. ``seed_for`` returns the
+    seed by which an index is replaced: so all workers, ranks and resumed runs choose the same.
     """
 
-    def __init__(self, spec: BatchSpec, attempts: Attempts, *threads: Any) -> None:
+    def __init__(
+        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int], *threads: Any
+    ) -> None:
         super().__init__(spec.dataset, spec.batched, None, *threads)
-        self._attempts = attempts
+        self._attempts, self._seed_for = attempts, seed_for
         self._together = spec.seeding != "sample" and self._many is not None
+        self._from_all = spec.own_order
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return the good ones of ``[dataset[i] for i in indices]``, or `OMITTED`."""
@@ -187,27 +197,33 @@ class TolerantMapFetcher(MapFetcher):
             lambda index, own: attempts.read(self._alone, index, own.place, own), batch, progress
         )
         attempts.errors.sort(key=lambda error: error.position)
-        if attempts.tolerance.policy == "replace":
-            self._replace(samples, batch, progress)
         if attempts.errors:
+            if attempts.tolerance.policy == "replace":
+                self._replace(samples, batch, progress)
             samples = [sample for sample in samples if sample is not _BAD]
             if not samples:
                 return OMITTED
         return samples if self._batched else samples[0]
 
     def _replace(self, samples: list[Any], batch: Any, progress: Progress) -> None:
-        """Read good ones once more, the first for the first bad one and so on."""
-        errors = self._attempts.errors
-        good = [batch[place] for place, sample in enumerate(samples) if sample is not _BAD]
-        if not good:
-            return
-        for number, error in enumerate([*errors]):
-            index = good[number % len(good)]
-            progress.step(error.position)
-            sample = self._attempts.read(self._alone, index, error.position, progress)
-            samples[error.position] = sample
-            if sample is not _BAD:
-                errors[number] = dataclasses.replace(error, action=f"replaced by {index!r}")
+        errors = [*self._attempts.errors]
+        others: Sequence[Any]
+        if self._from_all:
+            others = range(len(self._dataset))
+        else:
+            others = [batch[place] for place, sample in enumerate(samples) if sample is not _BAD]
+        for number, error in enumerate(errors):
+            for attempt in range(MAX_DRAWS if others else 0):
+                index = others[extend(self._seed_for(error.index), attempt) % len(others)]
+                progress.step(error.position)
+                sample = self._attempts.read(self._alone, index, error.position, progress)
+                if sample is not _BAD:
+                    samples[error.position] = sample
+                    errors[number] = dataclasses.replace(error, action=f"replaced by {index!r}")
+                    break
+            if number == 0 and all(sample is _BAD for sample in samples):
+                break  # nothing of all this can be read: no more is drawn for this batch
+        self._attempts.errors = errors  # a bad one that was drawn counts where it is due
 
 
 _REACHED: Final = object()

@@ -236,7 +236,8 @@ class SharedStore:
         """Say what is held, and what that has spared."""
         kept, lacking = self.kept, 0
         if kept and self.limit and not self.is_open:
-            lacking = self.used * (self.length - kept) // kept
+            held = int((np.asarray(self._index) & _SIZE_MASK).sum()) * UNIT
+            lacking = held * (self.length - kept) // kept
         hits, misses = self._total(Counter.HITS), self._total(Counter.MADE)
         return CacheFigures(hits, misses, self.used, lacking)
 

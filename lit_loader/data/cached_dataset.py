@@ -76,11 +76,11 @@ class MappedDataset(Dataset[T_co]):
 class CachedDataset(Dataset[T_co]):
     """A map-style dataset whose samples are made once, by whichever worker needs them first.
 
-    Samples lie in memory that all workers share under every start method, for as long as this
-    object lives, and on disk in ``directory``. Each reader gets a copy, equal to what was made.
+    Samples are in memory that all workers share under every start method, for as long as this
+    object lives, and on disk in ``directory``. Each read returns a copy.
     The dataset is read by plain integers, whatever a sampler yields. No sample is dropped for
-    another one: where the memory is full, or scarce, the rest is made each time (and a line is
-    logged).
+    another one: if the memory is full, the other samples are made in each epoch, and a line is
+    logged.
 
     What is kept must not depend on random numbers, or on the epoch: a sample that draws from a
     generator while it is kept is an error. Augment after the cache: `map`. Attributes that this
@@ -88,10 +88,11 @@ class CachedDataset(Dataset[T_co]):
     unless there is a key.
 
     Args:
-        dataset: What makes the samples; it has a length and is not changed any more.
-        memory: Bytes of memory that samples may take, or text such as ``"4 GB"``; 0: none.
+        dataset: Makes the samples. It has a length, and does not change from now on.
+        memory: Bytes of memory that samples may take, or text such as ``"4 GB"``. 0 keeps samples
+            in ``directory`` alone.
         directory: A folder in which samples outlive the run, and which several runs may use at
-            once; None: none.
+            once. None writes nothing to disk.
         key: Names the data, as in ``"flowers, June 2026"``: all processes of this user on this
             machine that pass the same one (ranks, other runs) share the memory, and ``directory``
             if there is one. Choose another one when files, transforms or code change. The length
@@ -154,7 +155,7 @@ class CachedDataset(Dataset[T_co]):
 
     def _compared(self, length: int) -> dict[int, Any]:
         """Make the samples that tell caches apart, those that can be read."""
-        made = {}
+        made: dict[int, Any] = {}
         for place in places_compared(length):
             try:
                 [made[place]] = self._made([place], self._one_by_one)

@@ -37,7 +37,7 @@ class Draws:
         return self._states()
 
     def drawn(self, before: dict[str, bytes]) -> str | None:
-        """Name the first generator that is not where it was at a look; None: all are."""
+        """Name the first generator that has moved since it was looked at. None: none has."""
         after = self._states()
         return next((name for name, state in before.items() if after[name] != state), None)
 

@@ -210,18 +210,17 @@ class Packed(NamedTuple):
         torch.nested.nested_tensor_from_jagged(p.values["tokens"], p.cu_seqlens)
         model(p.values["tokens"][None], position_ids=p.position_ids[None])  # Hugging Face
 
-    Padding at the end, of ``pad_to_multiple_of``, is a sequence of its own, which no sample attends
-    to.
+    Padding at the end, from ``pad_to_multiple_of``, is a separate sequence, to which no sample
+    attends.
 
     Attributes:
-        values: What the samples are, with all tokens of an entry in one tensor: tokens × the
-            tensors' other dimensions. Entries that are not packed are as `default_collate` has
-            them.
-        position_ids: Place of each token in its own sample; int64, one dimension.
-        cu_seqlens: Where samples begin, and the end of the last; int32, one more than samples.
+        values: What the samples are, with all tokens of an entry in one tensor of shape
+            (tokens, …). `default_collate` makes the entries that are not packed.
+        position_ids: Place of each token in its own sample: int64, of shape (tokens,).
+        cu_seqlens: Where samples begin, and the end of the last: int32, of shape (samples + 1,).
         max_seqlen: Tokens of the longest sample.
-        sequence_ids: Number of each token's sample, -1 for padding; int64, one dimension. Two
-            tokens may attend to each other where they have the same.
+        sequence_ids: Number of each token's sample, -1 for padding: int64, of shape (tokens,). Two
+            tokens may attend to each other if they have the same number.
     """
 
     values: Any

@@ -29,15 +29,15 @@ class Padded(NamedTuple):
     """Tensors of different lengths as one.
 
     Attributes:
-        values: Samples × longest × the tensors' other dimensions; their common dtype.
-        lengths: What of it is data, for each sample; int64, one dimension.
+        values: The padded tensors, of shape (samples, longest length, …) and their common dtype.
+        lengths: Length of each sample without padding: int64, of shape (samples,).
     """
 
     values: Tensor
     lengths: Tensor
 
     def mask(self) -> Tensor:
-        """Return True where there is data: bool, samples × longest, on the lengths' device."""
+        """Return True where there is data: bool, of shape (samples, longest length)."""
         places = torch.arange(self.values.shape[1], device=self.lengths.device)
         return places < self.lengths[:, None]
 

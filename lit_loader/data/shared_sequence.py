@@ -35,9 +35,9 @@ _ROWS: Final = 4096
 class SharedSequence(Sequence[T]):
     """A read-only sequence in shared memory: ``self.files = SharedSequence(files)``.
 
-    Records are returned as equal objects, new ones each time: changing one changes nothing here.
-    Works under every start method: when workers are started, a descriptor travels and not the data.
-    Outside of that (``pickle``, ``torch.save``) the data does.
+    Each read returns a new object, equal to the record: changing it changes nothing here. It works
+    under every start method: workers get a file descriptor, not the data. ``pickle`` and
+    ``torch.save`` write the data.
 
     Args:
         records: What it is to hold; anything that can be pickled. Taken one by one, so that a

@@ -27,6 +27,7 @@ def hydra_schema() -> type:
     fields: list[tuple[str, Any, Any]] = [
         ("_target_", str, dataclasses.field(default=target)),
         ("_convert_", str, dataclasses.field(default="all")),
+        ("_names_", Any, dataclasses.field(default=None)),  # see `LoaderConfig.from_options`
     ]
     for field in dataclasses.fields(LoaderConfig):
         hint = hints[field.name] if hints[field.name] in simple else Any

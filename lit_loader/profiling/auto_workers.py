@@ -34,7 +34,9 @@ INTERLUDE: Final = 20
 """Times the median step from which on a window's longest step was not training alone."""
 
 KEPT: Final = 4096  # batches of remote workers that are kept, if those here make none
-SPARE: Final = 0.8  # the part of the memory left that more workers may take
+SPARE: Final = 0.8  # the part of the memory left that more workers, or batches, may take
+MUCH: Final = 1 << 60  # bytes of memory that are left where the system does not say
+_NO_MEMORY: Final = "do not fit into the memory that is left"
 
 _LOG: Final = logging.getLogger("lit_loader.tuning")
 
@@ -52,6 +54,7 @@ class AutoWorkers:
         self._most = 1 << 20  # workers that can be started
         self._looked = -FRESH  # when the following were read, by time.monotonic_ns()
         self._processors = 0.0
+        self._left = 0  # bytes of memory that may be used
         self._room = 0, ""  # workers, and why there is no room for more
         self._begin(0)
 
@@ -94,7 +97,7 @@ class AutoWorkers:
         self._records: list[Timings] = []
         self._here = 0  # batches of workers on this machine
 
-    def decide(self, pool: Any, name: str, budget: int | None, tasks: int = 0) -> Setting | None:
+    def decide(self, pool: Any, name: str, tasks: int = 0) -> Setting | None:
         """Return what a `WorkerPool` is to have from now on; None: no change.
 
         ``tasks``: how many workers an epoch keeps busy at most, 0 if that is not known.
@@ -110,7 +113,7 @@ class AutoWorkers:
             return None
         load = measured(records, pool.num_workers)
         self._begin(self._since)
-        now = controller.decide(load, self._bounds(pool, load.nbytes, budget, tasks))
+        now = controller.decide(load, self._bounds(pool, load.nbytes, tasks))
         self.measured, self._due = True, controller.window
         if now[:2] == before[:2]:
             return None
@@ -126,22 +129,23 @@ class AutoWorkers:
         self._settled, self._due = False, 0
         return now
 
-    def _bounds(self, pool: Any, nbytes: int, budget: int | None, tasks: int) -> Bounds:
+    def _bounds(self, pool: Any, nbytes: int, tasks: int) -> Bounds:
         now = time.monotonic_ns()
         if now - self._looked > FRESH:
             self._looked, left = now, memory_left()
+            self._left = MUCH if left is None else int(SPARE * left)
             self._processors = processors_of_this_rank()
             cores = math.ceil(self._processors)
             self._room = _limit(cores), f"are not started on {cores} CPU core(s)"
             each = own_memory(all_[0].pid) if (all_ := pool.processes) else None
-            if left is not None and each:
-                fit = pool.num_workers + int(SPARE * left / each)
-                self._room = min(self._room, (fit, "do not fit into the memory that is left"))
-        batches = max(1, budget // nbytes) if budget is not None and nbytes else 1 << 20
+            if each:
+                self._room = min(self._room, (pool.num_workers + self._left // each, _NO_MEMORY))
+        # Batches that are in flight now have their memory already.
+        batches = math.prod(self.setting[:2]) + self._left // max(1, nbytes)
         most, why = min(
             (self._most, "cannot be started"),
             self._room,
-            (batches, "do not fit into memory_budget"),
+            (batches, _NO_MEMORY),
             (tasks or batches, "would have nothing to do"),
         )
         return Bounds(self._processors, max(1, most), batches, why)

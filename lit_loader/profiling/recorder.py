@@ -31,7 +31,7 @@ JUDGED: Final = 256
 """The latest batches, by which the verdict judges."""
 
 ENOUGH: Final = 16
-"""Batches after a change of the number of workers that are judged without those before it."""
+"""Batches after a change of the number of workers by which the verdict judges."""
 
 SLOW: Final = 2  # times the median batch that a slow one takes to make
 
@@ -87,19 +87,36 @@ class Recorder:
         )
 
     def _evidence(self, around: Mapping[str, Any]) -> Evidence:
-        log = self.log
-        records = [*self.latest][-JUDGED:]
-        since = [record for record in records if record.began >= log.resized]
-        if len(since) >= ENOUGH:
-            records = since
-        waits = log.waits
+        waits = self.log.waits
+        records, workers = self._judged(around.get("num_workers", 0))
         return evidence_of(
             records,
             waits.hangs,
             lock_fraction=sum(waits.looks) / max(1, len(waits.looks)),
             remote_batches=self._sums["remote"],
-            **around,
+            **{**around, "num_workers": workers},
         )
+
+    def _judged(self, workers: int) -> tuple[list[Timings], int]:
+        """Return the batches to judge by, and how many workers here have made them.
+
+        New workers idle while they start. So after a change of their number those batches count
+        that were begun when all were up; until there are enough, those before the change.
+        """
+        log, records = self.log, [*self.latest][-JUDGED:]
+        before = [record for record in records if record.began < log.resized]
+        if not before:
+            return records, workers
+        first: dict[int, int] = {}
+        for record in records[len(before) :]:
+            if 0 <= record.worker < log.first_remote:
+                first.setdefault(record.worker, record.began)
+        if len(first) >= workers:
+            all_up = max(first.values(), default=0)
+            since = [record for record in records if record.began >= all_up]
+            if len(since) >= ENOUGH:
+                return since, workers
+        return before, len({each.worker for each in before if 0 <= each.worker < log.first_remote})
 
 
 def evidence_of(records: Sequence[Timings], hangs: Sequence[int] = (), **around: Any) -> Evidence:

@@ -68,7 +68,7 @@ class Evidence:
     lock_fraction: float = 0.0  # part of the looks that found a worker at a lock they share
     slowest: tuple[tuple[str, float], ...] = ()  # samples, by their indices, and their seconds
     remote_batches: int = 0  # of all batches, made on other machines
-    num_workers: int = 0
+    num_workers: int = 0  # on this machine, that made these batches
     remote_workers: int = 0
     auto: Any = None  # the `Setting` of num_workers="auto"
     cores: int = 1  # that this process and its workers may use
@@ -233,7 +233,7 @@ def _workers(seen: Evidence) -> _Verdict | None:
             f"{percent(waiting)} (storage, network) and {percent(seen.queued)} (a CPU core)"
         )
     if seen.auto is not None:
-        workers = counted(seen.num_workers, "worker")
+        workers = counted(seen.auto.workers, "worker")
         parts.append(f'num_workers="auto" has {workers} ({seen.auto.reason})')
     parts += _slowest(seen, stage)
     return _samples(seen, stage), parts, _fix(seen, stage, waiting)

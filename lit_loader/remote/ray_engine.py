@@ -18,7 +18,6 @@ import logging
 import os
 import platform
 import socket
-from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Event
 from typing import Any, Final
@@ -80,9 +79,8 @@ class RemoteWorker:
 class _RayHandle:
     """A remote worker, which does one order after the other, as the relay has it."""
 
-    def __init__(self, actor: Any, ended: Callable[[_RayHandle], None]) -> None:
+    def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._ended = ended
         self._make = actor.make.remote
 
     def hello(self) -> Future[Any]:
@@ -105,7 +103,6 @@ class _RayHandle:
     def end(self) -> None:
         import ray
 
-        self._ended(self)
         with contextlib.suppress(Exception):  # it has ended
             ray.kill(self._actor, no_restart=True)
 
@@ -115,7 +112,6 @@ class RayEngine:
 
     def __init__(self, config: RayWorkers) -> None:
         self._config = config
-        self._handles: set[_RayHandle] = set()
         self._payload: Any = None
         self._actor: Any = None
 
@@ -162,9 +158,7 @@ class RayEngine:
 
     def hire(self, role: Role) -> _RayHandle:
         """Ask for a worker, which comes up whenever there is room for it."""
-        handle = _RayHandle(self._actor.remote(self._payload, role), self._handles.discard)
-        self._handles.add(handle)
-        return handle
+        return _RayHandle(self._actor.remote(self._payload, role))
 
     def explain(self, error: BaseException) -> Failure:
         """Say what an exception of a future means."""
@@ -176,50 +170,31 @@ class RayEngine:
         return Failure(f"{type(error).__name__}: {_said(error):.300}", gone, blamed)
 
     def leave(self) -> None:
-        """End all workers, and let go of the cluster."""
+        """Let go of the cluster, which ends all workers: they belong to this job."""
         import ray
 
-        if ray.is_initialized():
-            for handle in list(self._handles):
-                handle.end()
-            self._payload = self._actor = None
-            ray.shutdown()
+        self._payload = self._actor = None
+        ray.shutdown()
 
 
 def _not_joined(config: RayWorkers, error: Exception) -> str:
-    from ray.exceptions import RuntimeEnvSetupError
-
     cause = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
-    refused = isinstance(error, (ValueError, TypeError, RuntimeEnvSetupError))
-    if config.runtime_env is not None and refused:
-        return (
-            f"Ray cannot provide this remote.runtime_env ({cause}): see what it asks for "
-            f"({', '.join(config.runtime_env)})"
-        )
+    environment = "" if config.runtime_env is None else ", see what remote.runtime_env asks for"
     return (
         f"no Ray cluster can be reached at remote.address={config.address!r} ({cause}). Start one "
-        "(ray start --head), make this machine a node of it, or leave remote at None [LL501]"
+        f"(ray start --head), make this machine a node of it{environment}, or leave remote at None "
+        "[LL501]"
     )
 
 
 def _said(error: BaseException) -> str:
     """What matters of what Ray says, which may be pages; in one line."""
-    from ray import exceptions
-
-    if isinstance(error, exceptions.ActorUnavailableError):
-        return "it cannot be reached"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if getattr(error, "actor_init_failed", False):
         return f"{lines[-1]}: is lit_loader there, in this version (remote.runtime_env)?"
-    if isinstance(error, exceptions.ActorDiedError):
-        # The first line says no more than the exception's name; indented are the actor's names.
-        told = [line for line in str(error).splitlines()[1:] if not line.startswith("\t")]
-        return " ".join(" ".join(told).split()).partition(" There are some potential")[0]
-    if isinstance(error, exceptions.RayTaskError):
-        return lines[-1]
     if any(line.startswith("Traceback") for line in lines):
-        return f"{lines[0]} {lines[-1]}"
-    return " ".join(lines)
+        return lines[-1]
+    return " ".join(lines).partition(" There are some potential")[0]
 
 
 def _knock(address: str) -> None:

@@ -43,8 +43,9 @@ class RayWorkers:
         runtime_env: Ray's runtime environment: packages, variables and code that the nodes do not
             have. None uses what they have.
         in_flight: Batches in flight for each worker, 2 by default. Raise it if the network is slow.
-        patience: Seconds without a sign of life, 5 by default. Then other workers make the worker's
-            batches. A slow worker gives signs of life. Raise it if the network pauses.
+        patience: Seconds without a sign of life after which a worker is replaced, 10 by default.
+            Other workers build its batches. A slow worker gives signs of life. Raise it if the
+            network pauses for longer.
 
     Raises:
         OptionError: An option is refused.
@@ -64,7 +65,7 @@ class RayWorkers:
     label_selector: Mapping[str, str] | None = checked(None, or_none(_mapping))
     runtime_env: Mapping[str, Any] | None = checked(None, or_none(_mapping))
     in_flight: int = checked(2, checks.positive)
-    patience: float = checked(5.0, checks.seconds)
+    patience: float = checked(10.0, checks.seconds)
 
     def __post_init__(self) -> None:
         checks.check_fields(self, "remote.")

@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,20 +68,17 @@ from lit_loader.core.transport.status_board import Stage, StatusBoard
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import ExactnessWarning, LoaderError, TransportError, WorkerDiedError
 from lit_loader.remote import rows
-from lit_loader.remote.crew import Crew, Job, Member
+from lit_loader.remote.crew import Crew, Job
 from lit_loader.remote.engine import Engine, Hello, Role, UnreachableError, versions
 
 _LEAVING: Final = 8.0
 """Seconds that the engine has to end its workers."""
 
-_TELL_AFTER: Final = 6
+_REPORT_MISSING: Final = 3
 """Times ``patience`` after which a warning says that workers have not come up."""
 
 _ALONE: Final = 24
 """Times ``patience`` that no worker may be up where there are none on this machine either."""
-
-_JOINING: Final = 300.0
-"""Seconds that joining may take, where there are none on this machine."""
 
 _BLAMED: Final = 2
 """Remote workers that a batch may end in a row before it is given up."""
@@ -89,41 +86,37 @@ _BLAMED: Final = 2
 _LONGEST_PAUSE: Final = 60.0
 """Seconds between two attempts to reach a cluster."""
 
+_ASK_FOR_LESS: Final = (
+    "see what the cluster has (ray status), and ask for less (remote.cpus_per_worker, "
+    "remote.resources, remote.label_selector)"
+)
 
-def relay_main(
-    links: Links,
-    payload: Descriptor,
-    starter: Connection,
-    config: Any,
-    roles: list[Role],
-    changes: Changes,
-) -> None:
+
+class RelayLinks(NamedTuple):
+    """What a relay is started with."""
+
+    links: Links
+    payload: Descriptor  # the dataset and functions, pickled
+    starter: Connection  # a text or warning for the consumer; an error: there are no workers at all
+    config: Any  # a `RayWorkers`, or another object whose ``engine()`` makes such an engine
+    roles: list[Role]  # of the remote workers, whose rows stand before the relay's on the board
+    changes: Changes  # attributes of the dataset that have changed
+
+
+def relay_main(start: RelayLinks) -> None:
     """Run the relay until a message says to stop, or the parent is gone."""
     # Of the parent's, a new interpreter has no handlers, only what was held back meanwhile.
     reset_signals()
-    write_stacks_to(links.stacks.fd)
-    code = Relay(links, payload, starter, config, roles, changes).run()
+    write_stacks_to(start.links.stacks.fd)
+    code = Relay(start).run()
     os._exit(code)  # the engine's threads have nothing more to say
 
 
 class Relay:
-    """The loop and what it needs.
+    """The loop and what it needs."""
 
-    ``payload`` is the dataset and functions, pickled; ``config`` a `RayWorkers`, or another object
-    whose ``engine()`` makes such an engine. The rows of ``roles`` stand before the relay's on the
-    board. ``starter`` hears what is to be told to the consumer: a text or warning as it is, the
-    place and machine of a remote worker, an error if there are none and will be none.
-    """
-
-    def __init__(
-        self,
-        links: Links,
-        payload: Descriptor,
-        starter: Connection,
-        config: Any,
-        roles: list[Role],
-        changes: Changes,
-    ) -> None:
+    def __init__(self, start: RelayLinks) -> None:
+        links, payload, starter, config, roles, changes = start
         self._results, self._tasks = links.results.fd, links.control.fd
         self._arena = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
         self._board = StatusBoard(self._arena.board)
@@ -149,9 +142,9 @@ class Relay:
         self._patience: float = config.patience
         self._crew = Crew(self, self._engine, config, roles, changes)
         self._changes = b""  # the parts of a pickle that have come so far
-        self._nodes: list[str | None] = [None] * len(roles)
+        self._shown: dict[int, tuple[str, int]] = {}  # of each remote worker, what the board has
         self._known: set[str] = set()  # nodes of which a worker has come up
-        self._joined = self._told_of_missing = False
+        self._joined = self._reported_missing = False
         self._unreachable = ""
         self._since: float | None = None  # when not all were up any more
         self._board.enter(self._worker, Stage.IDLE, -1)
@@ -162,7 +155,7 @@ class Relay:
     def _send(self, message: Message) -> None:
         os.write(self._results, pack(message))
 
-    def say(self, what: str | Warning | LoaderError | tuple[int, str]) -> None:
+    def say(self, what: str | Warning | LoaderError) -> None:
         """Send a text to the consumer."""
         with contextlib.suppress(OSError):
             self._starter.send(what)
@@ -175,22 +168,12 @@ class Relay:
             self._credit = credit
             rows.show_credit(self._board, self._worker, credit)
             self._send(Up(self._worker, credit))
-        for place, member in enumerate(self._crew.members):
-            node = member.node if member.up else ""
-            if node != self._nodes[place]:
-                self._nodes[place] = node
-                rows.show_node(self._board, self._rows + place, node)
-                self._show_work(member)
-
-    def _show_work(self, member: Member) -> None:
-        """Show which batch a remote worker is at: the oldest that it has."""
-        row = self._rows + member.position
-        if member.jobs and member.up:
-            self._board.enter(row, Stage.FETCHING, member.jobs[0].task.number)
-        else:
-            self._board.enter(
-                row, Stage.IDLE if self._nodes[member.position] else Stage.STARTING, -1
-            )
+        for member in self._crew.members:
+            # The oldest batch that it has is the one that it is at.
+            now = member.node, member.jobs[0].task.number if member.jobs else -1
+            if now != self._shown.get(member.position):
+                self._shown[member.position] = now
+                rows.show(self._board, self._rows + member.position, *now)
 
     # --- the engine's thread ---
 
@@ -225,8 +208,8 @@ class Relay:
         """Serve; returns the exit code."""
         try:
             while self._code is None:
-                again = self._look()
-                self._attend(None if again is None else 1000 * again)
+                self._look()
+                self._attend()
                 while self._calls:
                     self._calls.popleft()()
                 self._show()
@@ -235,9 +218,9 @@ class Relay:
             self._left.wait(_LEAVING)
         return self._code
 
-    def _attend(self, milliseconds: float | None) -> None:
+    def _attend(self) -> None:
         """Wait until something is to be done, and hear what the pool says."""
-        for fd, _ in self._poll.poll(milliseconds):
+        for fd, _ in self._poll.poll(1000 * self._patience / 4):
             if fd == self._parent or fd == self._starter.fileno():  # it is gone, or has let go
                 self._code = 0
             elif fd == self._woken:
@@ -276,13 +259,11 @@ class Relay:
             self._drop(job)
             return
         self._crew.give(member, job)
-        self._show_work(member)
 
     # --- what becomes of a task ---
 
-    def job_done(self, job: Job, answer: NDArray[np.uint8], member: Member) -> None:
+    def job_done(self, job: Job, answer: NDArray[np.uint8]) -> None:
         """A job is done: write it into its slot, unless nobody waits for it any more."""
-        self._show_work(member)
         if job.over:
             return
         self._blamed.pop(job.task.number, None)
@@ -355,12 +336,11 @@ class Relay:
                 ),
             )
         else:
-            job.over = True
-            self._give(Job(job.task, job.order))
+            job.member = None
+            self._give(job)
 
-    def worker_up(self, member: Member, hello: Hello) -> None:
-        """A remote worker has come up."""
-        self.say((member.position, hello.node))
+    def worker_up(self, hello: Hello) -> None:
+        """A remote worker has come up: see whether it has other versions than this machine."""
         if hello.node in self._known:
             return
         self._known.add(hello.node)
@@ -389,7 +369,6 @@ class Relay:
 
     def _on_joined(self) -> None:
         self._joined, self._since = True, None
-        self._crew.hire()
 
     def _on_unreachable(self, text: str) -> None:
         if self._alone:
@@ -401,36 +380,34 @@ class Relay:
                 "joining is tried again."
             )
 
-    def _look(self) -> float | None:
-        """Look after the workers; returns seconds until it is to be done again."""
-        crew = self._crew
-        again = crew.look() if self._joined else None
+    def _look(self) -> None:
+        """Look after the workers; report those that do not come up."""
+        crew, now = self._crew, time.monotonic()
+        if self._joined:
+            crew.look()
         if crew.up == len(crew.members):
             self._since = None
-            return again
-        now = time.monotonic()
+            return
         if self._since is None:
             self._since = now
-        missing = now - self._since
-        if self._joined and missing >= _TELL_AFTER * self._patience and not self._told_of_missing:
-            self._told_of_missing = True
-            self.say(
-                f"{crew.up} of {len(crew.members)} remote workers are up: see what the cluster "
-                "has (ray status), and what each asks for (remote.cpus_per_worker, "
-                "remote.resources, remote.label_selector). The others come up when there is room "
-                "for them. [LL502]"
-            )
-        # Joining has an end of its own.
-        longest = _ALONE * self._patience if self._joined else _JOINING
-        if self._alone and crew.up == 0 and missing >= longest:
+        missing, there = now - self._since, len(crew.members)
+        if self._alone and not crew.up and missing >= _ALONE * self._patience:
             why = f" (the last one: {crew.trouble})" if crew.trouble else ""
             self._give_up(
-                f"of {len(crew.members)} remote workers none has come up for {missing:.0f} s{why}"
-                ", and there are no workers on this machine (num_workers=0): see what the cluster "
-                "has (ray status), ask for less (remote.cpus_per_worker, remote.resources), or "
-                "set num_workers"
+                f"of {there} remote workers none has come up for {missing:.0f} s{why}, and there "
+                f"are no workers on this machine (num_workers=0): {_ASK_FOR_LESS}, or set "
+                "num_workers"
             )
-        return self._patience / 2 if again is None else min(again, self._patience / 2)
+        elif (
+            self._joined
+            and not self._reported_missing
+            and missing >= _REPORT_MISSING * self._patience
+        ):
+            self._reported_missing = True
+            self.say(
+                f"{crew.up} of {there} remote workers are up: {_ASK_FOR_LESS}. The others come up "
+                "when there is room for them. [LL502]"
+            )
 
 
 def _engine(config: Any) -> Engine:

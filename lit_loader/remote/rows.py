@@ -15,6 +15,7 @@ from lit_loader.core.transport.status_board import (
     ROW,
     ROW_WORDS,
     STACKS,
+    Stage,
     StatusBoard,
 )
 
@@ -23,12 +24,14 @@ _NODE_BYTES: Final = 8 * (ROW_WORDS - INDICES)
 _REMOTE, _RELAY = -1, -2
 
 
-def show_node(board: StatusBoard, worker: int, node: str) -> None:
-    """Write on which machine ``worker`` is; "": it is not known yet."""
+def show(board: StatusBoard, worker: int, node: str, number: int) -> None:
+    """Write on which machine ``worker`` is ("": it is not up), and at which task (-1: none)."""
     row = (worker + 1) * ROW_WORDS
     name = node.encode(errors="replace")[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
     board.words[row + INDICES : row + ROW_WORDS] = memoryview(name).cast("q")
     board.words[row + STACKS] = _REMOTE
+    idle = Stage.IDLE if node else Stage.STARTING
+    board.enter(worker, idle if number < 0 else Stage.FETCHING, number)
 
 
 def show_credit(board: StatusBoard, worker: int, credit: int) -> None:

@@ -44,6 +44,7 @@ class StreamTasks(PassTasks):
         self._num_readers, self._in_order = len(shares), in_order
         self._shares = [ReaderShare(*share) for share in shares]
         self._epoch, self._first_task = made.epoch, task_number(made.epoch, 0)
+        self._turn: int = 0  # that of the next task
         self._is_inexact = False  # whether that was reported: of one reader, not of each
         self.restart_all({})
 

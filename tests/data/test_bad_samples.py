@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader, OptionError, Retry, SampleError, SampleErrorsError
 from lit_loader.data import bad_samples
-from lit_loader.data.bad_samples import MAX_BACKOFF, MAX_IN_A_ROW
+from lit_loader.data.bad_samples import MAX_BACKOFF, MAX_DRAWS, MAX_IN_A_ROW
 from lit_loader.data.sample_errors import KEPT_ERRORS
 from tests.support.bad_data import BAD, CannotRead, Choosy, Stream
 from tests.support.exact import noisy_collate
@@ -154,41 +154,44 @@ def replaced(**options: Any) -> list[int]:
         return [index for batch in indices(batches) for index in batch]
 
 
-def test_a_replacement_is_another_sample_of_the_batch(workers: int) -> None:
-    once = replaced(batch_size=4, num_workers=workers)
-    assert len(once) == 26 and not {*BAD} & {*once}
-    clean = [*itertools.chain(*DataLoader(range(26), 4, shuffle=True, seed=11))]
-    for first in range(0, 26, 4):
-        asked = [int(index) for index in clean[first : first + 4]]
-        assert {*once[first : first + 4]} == {*asked} - {*BAD}
-    assert once == replaced(batch_size=4, num_workers=workers)
-    for options in ({}, {"seeding": "sample"}, {"read_threads": 3}):
-        assert once == replaced(batch_size=4, **options)
-    shards = [replaced(batch_size=4, num_replicas=2, rank=rank) for rank in range(2)]
-    dealt = [shards[first % 8 // 4][first // 8 * 4 :][:4] for first in range(0, 26, 4)]
-    assert once == [*itertools.chain(*dealt)]
+def test_replacements_do_not_depend_on_who_makes_the_batch(workers: int) -> None:
+    once = replaced(batch_size=4)
+    assert len(once) == 26 and not set(BAD) & set(once)
+    assert once == replaced(batch_size=7, num_workers=workers)
+    assert once == replaced(batch_size=None, num_workers=workers)
+    assert once == replaced(batch_size=4, seeding="sample")
+    shards = [replaced(batch_size=3, num_replicas=2, rank=rank) for rank in range(2)]
+    assert once == [index for pair in zip(*shards, strict=True) for index in pair]
 
 
-def test_a_batch_without_a_good_sample_is_left_out(workers: int) -> None:
-    lists, options = [[0, 1, 2], [3, 5], [7, 4, 9]], {"on_sample_error": "replace"}
-    with DataLoader(
-        Call(fail_on_odd, 30), batch_sampler=lists, num_workers=workers, **options
-    ) as loader:
-        assert [batch.tolist() for batch in loader] == [[0, 0, 2], [4, 4, 4]]
+def test_under_a_users_sampler_only_what_it_has_chosen_is_yielded(workers: int) -> None:
+    chosen = [1, 0, 2, 3, 1, 5, 6, 4, 1, 8, 7, 8]
+    options: dict[str, Any] = {"num_workers": workers, "on_sample_error": "replace", "seed": 2}
+    with DataLoader(Call(fail_on_odd, 30), 4, sampler=chosen, **options) as loader:
+        batches = [batch.tolist() for batch in loader]
+    for first, batch in zip(range(0, 12, 4), batches, strict=True):
+        asked = chosen[first : first + 4]
+        assert len(batch) == 4 and {*batch} <= {*asked}
+        assert not any(number % 2 for number in batch)
+    lists = [[0, 1, 2], [3, 5], [7, 4]]
+    with DataLoader(Call(fail_on_odd, 30), batch_sampler=lists, **options) as loader:
+        first_batch, *others = (batch.tolist() for batch in loader)
+    assert first_batch in ([0, 0, 2], [0, 2, 2])
+    assert others == [[4, 4]]  # [3, 5]: nothing good is left of it
 
 
-def test_a_replacement_is_read_once_more() -> None:
-    """With random numbers of its own; and if that fails, there is none."""
-    read: list[int] = []
+def test_the_search_for_a_replacement_is_bounded() -> None:
+    """Where nothing can be read at all, it is once for a batch; the epoch's end is an error."""
+    read = []
 
-    def fail(index: int) -> int:
+    def fail(index: int) -> None:
         read.append(index)
-        return fail_on_odd(index) if read.count(index) < 2 else fail_always(index)
+        fail_always(index)
 
-    loader = DataLoader(Call(fail, 4), 4, on_sample_error="replace")
-    assert ints(loader) == [0, 2] and read == [0, 1, 2, 3, 0, 2]
-    [first, second, *_] = rows(DataLoader(Choosy([1], 2), 2, on_sample_error="replace", seed=1))
-    assert first[0] == second[0] and first[1:] != second[1:]
+    iterator = iter(DataLoader(Call(fail, 300), 60, on_sample_error="replace", seed=1))
+    with pytest.raises(SampleErrorsError, match="300 bad samples"):
+        next(iterator)
+    assert len(read) == 300 + 5 * MAX_DRAWS
 
 
 def test_an_iterable_dataset_has_no_replacements() -> None:
@@ -201,6 +204,10 @@ def test_getitems_is_called_once_and_then_for_single_indices() -> None:
     loader = DataLoader(dataset, batch_size=3, on_sample_error="skip")
     assert indices(itertools.islice(loader, 2)) == [[0, 2], [3, 4, 5]]
     assert dataset.asked == [[0, 1, 2], [0], [1], [2], [3, 4, 5]]
+    dataset = Together(bad=[1])
+    loader = DataLoader(dataset, batch_size=2, on_sample_error="replace", seeding="sample", seed=0)
+    [[first, replacement]] = indices(itertools.islice(loader, 1))
+    assert (first, dataset.asked) == (0, [[0], [1], [replacement]])
 
 
 # --- iterable datasets ---

@@ -168,12 +168,13 @@ def test_refused_while_composing(application: Compose, override: str, message: s
     ("override", "part"),
     [
         ("+data.loader.nun_workers=4", "num_workers"),
+        ("+loader.nun_workers=4", "unknown option 'loader.nun_workers': did you mean num_workers"),
         ("+data.val.batchsize=4", "batch_size"),
         ("+data.prefetch_factor=4", "loader.prefetch_factor="),
         ("data.num_workers=-1", "got num_workers=-1"),
         ("+lit_loader/sampler@data.train=balanced", "data.train.batch_sampler.batch_size="),
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_refused_while_instantiating(application: Compose, override: str, part: str) -> None:
     assert part in refusal(application(override).data)

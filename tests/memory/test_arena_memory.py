@@ -17,13 +17,12 @@ BATCH = 64 << 10
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd here")
-@pytest.mark.parametrize("budget", [None, 10 * BATCH], ids=["unlimited", "budget"])
 def test_threads_and_the_collector_never_meet_a_slot_in_use(
-    budget: int | None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Parts of batches die anywhere, in cycles too, while memory is given back all the time."""
     monkeypatch.setattr("lit_loader.core.transport.arena.HELD_SLOTS", 20)
-    arena = Arena(64, in_flight=8, budget=budget)
+    arena = Arena(64, in_flight=8)
     mixed: list[int] = []
 
     def use(seed: int) -> None:

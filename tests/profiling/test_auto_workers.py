@@ -29,10 +29,9 @@ def batches(loader: DataLoader[Any]) -> list[bytes]:
         {"persistent_workers": True},
         {},
         {"seeding": "sample", "prefetch_factor": 1},
-        {"persistent_workers": True, "memory_budget": 1 << 16},
         pytest.param({"multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
     ],
-    ids=["persistent", "each epoch", "by the sample", "budget", "spawn"],
+    ids=["persistent", "each epoch", "by the sample", "spawn"],
 )
 def test_resized_at_any_moment_with_the_bytes_of_one_process(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -69,7 +68,7 @@ def test_it_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapture
         sampler.decided = by_chance(loader, monkeypatch).loads
         batches(loader)
         evidence = loader.statistics().evidence
-        assert (evidence.num_workers, evidence.auto.reason) == (loader.num_workers, "by chance")
+        assert (evidence.auto.workers, evidence.auto.reason) == (loader.num_workers, "by chance")
         assert evidence.computing > 0 and 0 <= evidence.queued <= 1
     assert "Augmented: 2 -> " in caplog.text and "workers, 2 -> " in caplog.text
 
@@ -109,22 +108,23 @@ def test_a_number_in_text_comes_from_hydra() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cap", "budget", "tasks", "most", "why"),
+    ("cap", "left", "tasks", "most", "why"),
     [
         (2, None, 0, 2, "cannot be started"),
-        (99, 30_000, 0, 3, "do not fit into memory_budget"),
+        (99, 40_000, 0, 13, "do not fit into the memory that is left"),  # 10 are in flight
         (99, None, 4, 4, "would have nothing to do"),
         (99, None, 0, 32, "are not started on 2 CPU core(s)"),
     ],
 )
 def test_bounds(
-    cap: int, budget: int | None, tasks: int, most: int, why: str, monkeypatch: pytest.MonkeyPatch
+    cap: int, left: int | None, tasks: int, most: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(auto_workers, "memory_left", lambda: left)
     monkeypatch.setattr(auto_workers, "processors_of_this_rank", lambda: 2.0)
     pool = types.SimpleNamespace(num_workers=2, processes=[])
     auto = AutoWorkers(5)
     auto.cap_workers(cap)
-    bounds = auto._bounds(pool, 10_000, budget, tasks)
+    bounds = auto._bounds(pool, 10_000, tasks)
     assert (bounds.most, bounds.why) == (most, why)
     assert auto.setting.workers == min(cap, 5)
 

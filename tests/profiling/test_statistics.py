@@ -113,7 +113,17 @@ def test_those_before_a_change_of_the_number_of_workers_are_left_out(since: int)
     log = BatchLog()
     log.records = [Timings(worker=0, began=number, fetch=1, step=1) for number in range(100)]
     log.resized = 100 - since
-    assert Recorder(log).summary().evidence.batches == (since if since >= ENOUGH else 100)
+    found = Recorder(log).summary(num_workers=1).evidence
+    assert found.batches == (since if since >= ENOUGH else 100 - since)
+
+
+def test_while_new_workers_start_those_before_them_are_judged() -> None:
+    log = BatchLog()
+    made = [(number, number % 2) for number in range(100)] + [(100, 2), (101, 0), (102, 3)]
+    log.records = [Timings(worker=who, began=began, fetch=1, step=1) for began, who in made]
+    log.resized = 100
+    found = Recorder(log).summary(num_workers=8).evidence
+    assert (found.batches, found.num_workers) == (100, 2)
 
 
 def test_seconds_lost_to_a_hung_worker_are_named(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 import lit_loader
 
+pytestmark = pytest.mark.pages
+
 NAMES = [
     "BalancedBatchSampler",
     "CachedDataset",

@@ -149,10 +149,13 @@ def same(ours, theirs):
     return all(torch.equal(a[0], b[0]) for a, b in zip(ours, theirs, strict=True))
 
 if __name__ == "__main__":
-    expected = list(made(shuffle=True))
-    with made(2, shuffle=True) as loader:
-        assert same(loader, expected)
+    with made(2, shuffle=True) as loader, made(2, shuffle=True) as other:
+        batches = iter(loader)
+        next(batches)
+        other.load_state_dict(loader.state_dict())
+        assert same(other, batches)
     print(sum(name.startswith("lit_loader.") for name in sys.modules))
+    expected = list(made(shuffle=True))
     with made(2, shuffle=True, persistent_workers=True) as loader:
         assert same(loader, expected)
         batches = iter(loader)

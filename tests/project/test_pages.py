@@ -22,7 +22,7 @@ BUDGETS = {
     "tests/README.md": 500,
     "tests/versions/README.md": 220,
     "examples/README.md": 450,
-    "examples/guide/batches.md": 570,
+    "examples/guide/batches.md": 600,
     "examples/guide/clusters.md": 480,
     "examples/guide/lightning.md": 670,
     "examples/guide/memory.md": 580,

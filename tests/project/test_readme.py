@@ -44,7 +44,7 @@ THEMES = {
     "num_workers persistent_workers prefetch_factor pin_memory seed timeout num_replicas rank "
     "num_shards on_sample_error",
     "Workers": "worker_method read_threads multiprocessing_context worker_init_fn in_order "
-    "memory_budget pin_memory_device remote",
+    "pin_memory_device remote",
     "Randomness": "generator seeding reseed_fn",
     "Errors and ranks": "max_worker_restarts stall_warning max_sample_errors sample_retries "
     "uneven_ranks",

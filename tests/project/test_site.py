@@ -45,6 +45,9 @@ def test_every_page_is_there_and_fetches_nothing_from_elsewhere(site: Path) -> N
     own = {site / uri.removesuffix(".md") for uri in PAGES}
     own = {path.with_name("index") if path.name == "README" else path for path in own}
     texts = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    for uri, page in PAGES.items():
+        if "<!-- tabs -->" in page.read_text(encoding="utf-8"):
+            assert 'class="tabbed-set' in texts[site / uri.replace(".md", ".html")], uri
     assert {path.with_suffix(".html") for path in own} <= {*texts}
     for path, text in texts.items():
         assert re.search(r"<title>[^<]*lit_loader", text), path

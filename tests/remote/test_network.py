@@ -58,7 +58,7 @@ class During:
 def until_silence(loader: Any, disturb: Callable[[], None]) -> list[str]:
     """Disturb an epoch, and compare this and the next ones, until silence is told of."""
     disturbed, warned = During(loader, disturb), list[str]()
-    while not any("No sign of life from remote worker" in text for text in warned):
+    while not any("is gone (no sign of life" in text for text in warned):
         warned += compare_until(lambda: True, disturbed, Calm())
     return warned
 

@@ -54,7 +54,7 @@ def test_exactness(nodes: list[Node], here: int, seeding: str) -> None:
 
 FAULTS = {
     "killed": "is gone",
-    "stopped": "No sign of life from",
+    "stopped": "no sign of life",
     "relay": "The process for remote workers",
 }
 """What befalls a process, and what is told of it."""

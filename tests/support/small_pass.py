@@ -1,10 +1,10 @@
 """A pass of four batches with a new loader, for the counts of ``test_small_passes.py``.
 
-    python small_pass.py lit_loader|torch WORKERS calls  # prints Python calls: of this process, all
-    python small_pass.py lit_loader|torch WORKERS marks  # marks each pass for strace
+    python small_pass.py lit_loader|torch 0,2 calls  # prints Python calls: of this process, all
+    python small_pass.py lit_loader|torch 0,2 marks  # marks each pass for strace
 
-A first loader, which is not counted, imports what is imported once. Then come three passes, each of
-a new loader from its construction to the end of its workers.
+For each number of workers: a first loader, which is not counted, imports what is imported once.
+Then come three passes, each of a new loader from its construction to the end of its workers.
 """
 
 import multiprocessing
@@ -72,16 +72,17 @@ def one_pass(loader_class: Any, workers: int) -> None:
 
 
 def main() -> None:
-    name, workers, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    name, what = sys.argv[1], sys.argv[3]
     if name == "torch":
         from torch.utils.data import DataLoader
     else:
         from lit_loader import DataLoader
     around = Calls().counting if what == "calls" else marking
-    one_pass(DataLoader, workers)
-    for _ in range(PASSES):
-        with around():
-            one_pass(DataLoader, workers)
+    for workers in map(int, sys.argv[2].split(",")):
+        one_pass(DataLoader, workers)
+        for _ in range(PASSES):
+            with around():
+                one_pass(DataLoader, workers)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
-"""Real jobs, end to end: torch's loader and lit_loader's (`objects` also marks its reads).
+"""Real jobs, end to end: torch's loader and lit_loader's (`objects` also reads with threads).
 
     python examples/benchmark/jobs/run.py [jobs=[detection,volumes]] [workers=[1,2,4]] [rounds=3]
-    python examples/benchmark/jobs/run.py out=found pages=.  # all, into the page beside this file
+    python examples/benchmark/jobs/run.py out=found pages=.  # all, into the page next to this file
     python examples/benchmark/jobs/run.py quick=true  # as little as shows that it works
 
 All options: conf/jobs.yaml. Each trial is a process of its own. Its first batches are not clocked:
 they are compared, a small model is trained with them, and memory and descriptors are looked at.
-Then it is clocked for some seconds in the midst of an epoch (short_epochs: for whole epochs), with
-a step of `step_ms` behind each batch. The step sleeps: it holds neither a processor nor the GIL, as
+Then it is clocked for some seconds in the middle of an epoch (short_epochs: for whole epochs),
+with a step of `step_ms` after each batch. The step sleeps: it takes neither CPU time nor GIL, as
 a GPU's. Trials take turns. Ratios are taken within each round, and the median over the rounds is
-shown. With `out` each round is kept when it is complete: the same command goes on where it was
+shown. With `out` each round is kept when it is complete: the same command continues where it was
 ended. It needs psutil; for the picture matplotlib.
 """
 
 from __future__ import annotations
 
 import csv
+import datetime
 import json
 import multiprocessing
 import os
@@ -360,32 +361,34 @@ def replaced(page, **parts):
     page.write_text(text)
 
 
-def picture(rows, path):
-    """Bars on logarithmic axes, torch = 1: samples a second with their range, processor time."""
-    from matplotlib.figure import Figure
+LABELS = {
+    "detection": "detection: images with boxes, masks",
+    "volumes": "volumes: 27 MB each",
+    "molecules": "molecules: many small tensors",
+    "graphs": "graphs: the molecules, by PyG",
+    "robot_uint8": "robot: four cameras, uint8",
+    "robot_float32": "robot: four cameras, float32",
+    "columns": "table rows: 38 columns",
+    "short_epochs": "short epochs, by spawn",
+    "latents": "latents: float16, memory-mapped",
+    "transitions": "transitions: from a TensorDict",
+    "time_series": "time series: padded windows",
+    "tokens": "tokens: a step of 20 ms",
+    "jpeg": "JPEG: decoding takes the time",
+    "faces": "faces: PyTorch's tutorial",
+    "objects": "object storage, with read_threads=16",
+}
+"""What the picture says of the jobs."""
 
-    rows = sorted(rows, key=lambda row: row["times"][0])
-    figure = Figure(figsize=(9, 1.2 + 0.33 * len(rows)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    names = [row["job"].replace("_", " ") for row in rows]
-    for axes, values, title in (
-        (left, [row["times"][0] for row in rows], "samples/s compared with torch (log scale)"),
-        (right, [row["processor"] for row in rows], "CPU time per sample compared with torch"),
-    ):
-        bars = axes.barh(names, [value - 1 for value in values], left=1, color="tab:blue")
-        axes.set_xscale("log")
-        axes.bar_label(bars, [f"{value:.2g}" for value in values], padding=4, fontsize=9)
-        axes.axvline(1, color="black", lw=1)
-        axes.set_title(title, fontsize=10)
-        axes.margins(x=0.16)
-        ticks = (1, 2, 5, 10, 20, 50) if axes is left else (0.02, 0.05, 0.1, 0.2, 0.5, 1)
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
-        axes.spines[["top", "right"]].set_visible(False)
-    for place, row in enumerate(rows):
-        _, low, high = row["times"]
-        left.plot([low, high], [place - 0.3] * 2, color="black", lw=1)
-    figure.savefig(path, dpi=110)
+
+def picture(rows, path, caption):
+    """Bars of samples per second, compared with torch's."""
+    import bars
+
+    named = [(LABELS.get(row["job"], row["job"]), row["times"], row["processor"]) for row in rows]
+    title = f"Speed of {len(rows)} synthetic jobs, compared with torch's DataLoader"
+    axis = "samples per second, divided by torch's"
+    bars.draw(named, path, title, axis, f"{caption}\nBars: medians; lines: the range.")
 
 
 def main(cfg):
@@ -402,6 +405,9 @@ def main(cfg):
     where = (f"`{machine['processor']}`, {machine['cores']:g} cores, "
              f"{', '.join(map(' '.join, machine['versions'].items()))}, "
              f"Python {machine['python']}")  # fmt: skip
+    caption = (f"lit_loader {machine['versions'][OURS]}, torch {machine['versions']['torch']}; "
+               f"{machine['processor']}, {machine['cores']:g} CPU cores; "
+               f"{datetime.date.today():%d %B %Y}.")  # fmt: skip
     print(where, flush=True)
     for name in cfg.jobs or cfg.job:
         with tempfile.TemporaryDirectory(prefix="lit_loader_jobs_") as folder:
@@ -418,7 +424,7 @@ def main(cfg):
         print(f"\n{summary(rows)}")
     if rows and out:
         (out / "jobs.json").write_text(json.dumps(rows, indent=1))
-        picture(rows, out / "jobs.png")
+        picture(rows, out / "jobs.png", caption)
     if rows and pages:
         told = f"On {where}; load {min(loads):.1f} to {max(loads):.1f}; rounds: {cfg.rounds}, "
         told += (
@@ -428,7 +434,7 @@ def main(cfg):
         replaced(folder / "README.md", jobs=summary(rows), where=told)
         with (folder / "settings.csv").open("w", newline="") as file:
             csv.writer(file).writerows([["job", "loader", "workers", *COLUMNS], *lines])
-        picture(rows, folder / "jobs.png")
+        picture(rows, folder / "jobs.png", caption)
     if failed:
         raise SystemExit("failed:\n" + "\n".join(failed))
 

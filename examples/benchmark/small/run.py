@@ -33,6 +33,8 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # bars.py
+
 TORCH, OURS = "torch", "lit_loader"
 FIGURES = ("clock", "cpu", "whole_clock", "whole_cpu")
 QUIET = 0.5  # CPU cores that others may use while figures are called quiet
@@ -217,10 +219,6 @@ def print_table(found):
     print(note(found))
 
 
-TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50, 100)
-FASTER, SLOWER = "tab:blue", "tab:orange"
-
-
 def caption(found):
     """Return what the picture says of its figures: versions, machine, date, range, load."""
     made, pairs = found["where"], [len(each["pairs"]) for each in found["programs"].values()]
@@ -230,47 +228,24 @@ def caption(found):
         f"lit_loader {versions[OURS]}, torch {versions['torch']}, Python {made['python']}; "
         f"{made['cpu']}, {made['cores']} CPU cores, no GPU; {day.day} {day:%B %Y}.\n"
         f"In brackets: torch's time. Bars: medians of {min(pairs)} pairs of runs; "
-        "lines: the range. CPU time: lit_loader's divided by torch's (lower is better).\n"
-        f"{note(found)}"
+        f"lines: the range. {note(found)}"
     )
 
 
 def draw(found, path):
-    """Draw the speed of all programs as bars from 1, which is torch's; the CPU time as a column."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    """Draw the speed of all programs as bars from 1, which is torch's."""
+    import bars
 
-    rows = by_ratio(found)  # the worst first, which is the lowest bar
-    figure = Figure(figsize=(9, 1.9 + 0.27 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    ends = [0.7, 1.5]
-    for place, (_, row) in enumerate(rows):
-        least, speed, largest = (1 / row["clock"][key] for key in ("largest", "ratio", "least"))
-        axes.barh(place, speed - 1, left=1, height=0.7, color=FASTER if speed >= 1 else SLOWER)
-        axes.plot([least, largest], [place] * 2, color="black", lw=1)
-        ends += [least, largest]
-        cpu = f"{row['cpu']['ratio']:.2f}×"
-        axes.text(1.03, place, cpu, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
-    axes.text(1.03, len(rows) - 0.2, "CPU time", transform=axes.get_yaxis_transform(), fontsize=9)
-    axes.axvline(1, color="black", lw=1)
-    axes.set_xscale("log")
-    axes.set_xlim(0.9 * min(ends), 1.1 * max(ends))
-    ticks = [tick for tick in TICKS if min(ends) <= tick <= max(ends)]
-    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
-    axes.minorticks_off()
-    names = [f"{name} ({row['clock']['torch']:.1f} s)" for name, row in rows]
-    axes.set_yticks(range(len(rows)), names, fontsize=9)
-    axes.set_ylim(-0.7, len(rows) + 0.3)
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("speed: torch's time divided by lit_loader's (log scale, right is better)")
-    kinds = ((FASTER, "lit_loader takes less time"), (SLOWER, "lit_loader takes more time"))
-    patches = [Patch(color=color, label=label) for color, label in kinds]
-    axes.legend(handles=patches, loc="lower right", fontsize=9)
-    figure.suptitle(f"Speed of {len(rows)} small programs, compared with torch's DataLoader")
-    figure.supxlabel(caption(found), fontsize=8)
-    figure.savefig(path, dpi=110)
+    rows = [
+        (
+            f"{name} ({row['clock']['torch']:.1f} s)",
+            tuple(1 / row["clock"][key] for key in ("ratio", "largest", "least")),
+            row["cpu"]["ratio"],
+        )
+        for name, row in by_ratio(found)
+    ]
+    title = f"Speed of {len(rows)} small programs, compared with torch's DataLoader"
+    bars.draw(rows, path, title, "speed: torch's time divided by lit_loader's", caption(found))
 
 
 def main():

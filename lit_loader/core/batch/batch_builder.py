@@ -40,6 +40,7 @@ from lit_loader.core.seeding.seeds import (
     BatchRng,
     PassSeeds,
     extend,
+    index_number,
     seed_globals,
 )
 from lit_loader.core.transport.worker_exception import ReaderShare
@@ -48,6 +49,7 @@ from lit_loader.describe import annotate
 if TYPE_CHECKING:
     from lit_loader.core.batch.read_pool import ReadPool, Sample
 
+_REPLACEMENTS: Final = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING: Final = 0xBE61  # … and what comes before an epoch's first sample
 SET_EPOCH: Final = 0
 """A stage of what comes before the first sample; see `streams/reader.py`."""
@@ -306,10 +308,15 @@ class BatchBuilder:
         spec = self._spec
         threads = () if self._pool is None else (self._pool, self._sample_at)
         if spec.tolerance is not None:
-            fetcher: MapFetcher = spec.tolerance.map_fetcher(spec, self._attempts, *threads)
+            fetcher: MapFetcher = spec.tolerance.map_fetcher(
+                spec, self._attempts, self._replacement_seed, *threads
+            )
             return fetcher
         before_sample = self._seed_sample if self._seeds_samples else None
         return MapFetcher(spec.dataset, spec.batched, before_sample, *threads)
+
+    def _replacement_seed(self, index: Any) -> int:
+        return extend(self._seeds.seed, _REPLACEMENTS, index_number(index))
 
 
 def builder_of(

@@ -97,8 +97,7 @@ class BatchLog:
         counts: What add-ons count, by their names.
         last: Of the batch given out last.
         events: Of restarts and bad samples: moment, kind and text.
-        nodes: The machine that each worker elsewhere is on, or was last, by its place among them.
-        first_remote: The number of the first of these.
+        first_remote: The number of the first worker elsewhere.
         waits: What workers slept at while the consumer waited for them.
         resized: When the number of workers was changed last, by ``time.monotonic_ns()``.
         summary: What sums up the records (`Recorder`); None: nobody has asked yet.
@@ -110,7 +109,6 @@ class BatchLog:
         self.records: list[Timings] = []
         self.last: Timings | None = None
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)
-        self.nodes: dict[int, str] = {}
         self.first_remote = math.inf
         self.waits = WorkerWaits()
         self.summary: Any = None

@@ -27,7 +27,7 @@ from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.epoch.torch_surface import TorchSurface
 from lit_loader.core.executors.executor import Executor, PoolClosed, Workers
-from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
+from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION, listed
@@ -377,7 +377,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         with HeldBack():
             self._executor = self._thread = self._finalizer = None
             lent = finalizer.detach()
-            if lent is not None and _give_back(*lent[2], reusable):
+            if lent is not None and _give_back(*lent[2], reusable=reusable):
                 self._ahead = NextEpochTasks(None, None)
 
     def _broken_off(self, error: BaseException) -> None:
@@ -474,7 +474,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return nothing or StopIteration()
 
     def _report_events(self) -> None:
-        """Warn of workers that were replaced, and of a budget that cannot be kept."""
+        """Warn of workers that were replaced."""
         core, healer = self._core, self._healer
         if healer is None:
             return
@@ -482,9 +482,6 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._restarts_noted = healer.restarts
         while healer.notices:
             notice = healer.notices.popleft()
-            if isinstance(notice, Overrun):
-                warn(str(notice), RuntimeWarning)
-                continue
             core.log.note("restart", str(notice))
             if isinstance(notice, FewerWorkers):
                 core.cap_workers(notice.workers)
@@ -549,6 +546,7 @@ def _give_back(
     ahead: NextEpochTasks,
     executor: Executor,
     thread: Any,
+    *,
     reusable: bool = True,
     unnoticed: bool = False,
 ) -> bool:

@@ -441,10 +441,10 @@ class LoaderCore:
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or workers is None:
             return  # what this process has made itself says nothing of workers
-        loader, plan, name = self.loader, self.plan, type(self.dataset).__name__
+        plan, name = self.plan, type(self.dataset).__name__
         # More workers than readers, or than an epoch has batches, would have nothing to do.
         most = self.readers if plan is None else len(plan) if plan.is_computed else 0
-        if auto.decide(workers, name, loader.memory_budget, most):
+        if auto.decide(workers, name, most):
             self.keeper.announce_size()
 
     def show(self, page: ViewerPage, run: LoaderIterator[Any]) -> None:

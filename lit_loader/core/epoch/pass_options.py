@@ -26,7 +26,6 @@ class PassOptions(NamedTuple):
     reseed_fn: Callable[[Any, int], object] | None
     read_threads: int
     multiprocessing_context: BaseContext | None
-    memory_budget: int | None
     timeout: float
     on_sample_error: str
     max_sample_errors: int | None

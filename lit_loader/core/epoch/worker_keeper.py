@@ -61,8 +61,8 @@ class WorkerKeeper:
 
         pool, begun = self._claim_pool(run, made)
         loader = core.loader
-        budgeted, tasks = loader.memory_budget is not None, {} if begun is None else begun.tasks
-        executor = PoolExecutor(pool, run.healer, core.depth, budgeted, tasks)
+        tasks = {} if begun is None else begun.tasks
+        executor = PoolExecutor(pool, run.healer, core.depth, tasks)
         pool.patient, pool.waits = bool(loader.timeout), core.log.waits
         pool.page.begin_epoch(made.epoch, made.position.now().delivered)
         return executor, begun
@@ -138,7 +138,6 @@ class WorkerKeeper:
             in_flight=core.depth,
             seed=made.seeds.seed >> 1,
             turns=core.readers,
-            memory_budget=options.memory_budget,
             remote=core.seams.remote_workers(core),
             stall_warning=loader.stall_warning,
             stall=core.seams.stall,

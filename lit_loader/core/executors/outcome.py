@@ -121,10 +121,6 @@ class FewerWorkers(str):
         return notice
 
 
-class Overrun(str):
-    """A notice that a single batch exceeds the memory budget."""
-
-
 def failure(error: BaseException, where: str) -> BaseException:
     """Return what is raised in a batch's place for what the user's code has raised here."""
     if isinstance(error, StopIteration):

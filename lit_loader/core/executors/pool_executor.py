@@ -10,26 +10,26 @@ import time
 
 from lit_loader.core.executors.executor import Executor, Task
 from lit_loader.core.executors.healer import Healer
-from lit_loader.core.executors.outcome import Outcome, Overrun, WorkerDeath
+from lit_loader.core.executors.outcome import Outcome, WorkerDeath
 from lit_loader.core.executors.worker_pool import WorkerPool
 
 
 class PoolExecutor(Executor):
     """Worker processes, as long as an iterator has them.
 
-    ``depth`` tasks may be outstanding; fewer if a memory budget leaves less. ``begun`` are tasks
-    that the workers are at already. What the consumer is to be told goes to the healer's notices.
+    ``depth`` tasks may be outstanding. ``begun`` are tasks that the workers are at already. What
+    the consumer is to be told goes to the healer's notices.
     """
 
     workers: WorkerPool
 
     def __init__(
-        self, pool: WorkerPool, healer: Healer, depth: int, budgeted: bool, begun: dict[int, Task]
+        self, pool: WorkerPool, healer: Healer, depth: int, begun: dict[int, Task]
     ) -> None:
         self.workers = pool
         self.token = pool.token  # that of the tasks
         self.page = pool.page
-        self._healer, self._depth, self._budgeted = healer, depth, budgeted
+        self._healer, self._depth = healer, depth
         self._stopping = False
         # What was submitted and is not received: for messages.
         self._tasks = {**begun}
@@ -71,14 +71,8 @@ class PoolExecutor(Executor):
         return None
 
     def room(self, outstanding: int) -> int:
-        """Return what depth and memory budget leave."""
-        room = self._depth - outstanding
-        if room > 0 and self._budgeted:
-            arena = self.workers.arena
-            if (overrun := arena.overrun()) is not None:
-                self._healer.notices.append(Overrun(overrun))
-            room = min(room, arena.room(outstanding))
-        return room
+        """Return how many more tasks may be outstanding."""
+        return self._depth - outstanding
 
     def resize(self, num_workers: int, depth: int) -> None:
         """Change the number of workers; from any thread."""

@@ -155,7 +155,6 @@ class WorkerPool:
         seed: Base seed of the workers' own seeds.
         turns: Batch ``n`` is for reader ``n % turns`` of an iterable dataset, or for the worker of
             that number; 0: for any worker.
-        memory_budget: Bytes of shared memory to stay within, None for no limit.
         remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
             no reader's tasks.
         stall_warning: Seconds of waiting without a batch after which that is reported; 0: never.
@@ -173,7 +172,6 @@ class WorkerPool:
         in_flight: int,
         seed: int,
         turns: int,
-        memory_budget: int | None = None,
         remote: Relays | None = None,
         stall_warning: float = 0.0,
         stall: Callable[[WorkerPool], Stall | None] | None = None,
@@ -214,7 +212,7 @@ class WorkerPool:
         self.patient, self.waits = False, WorkerWaits()
         try:
             with HeldBack():
-                arena = Arena(size, in_flight, memory_budget)
+                arena = Arena(size, in_flight)
                 self.arena = arena
                 self._in_flight = in_flight
                 self._set_credit()

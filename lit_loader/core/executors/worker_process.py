@@ -143,7 +143,7 @@ def start_worker(context: BaseContext, links: Links, payload: Payload) -> Worker
 
     # When the program exits, multiprocessing would send each SIGTERM and wait for its end. This
     # private set of its is the only way to be left alone. Each process that multiprocessing starts
-    # has a set of its own, so the module is asked each time.
+    # has a set of its own, so the module is read each time.
     multiprocessing_process._children.discard(process)  # type: ignore[attr-defined]
     return WorkerProcess(process)
 

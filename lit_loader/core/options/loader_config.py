@@ -11,7 +11,6 @@ in every application of an environment, and shell completion must stay quick.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -46,10 +45,7 @@ FOR_WORKERS: Final = (
 )
 """Options that mean nothing without workers."""
 
-FOR_PROCESSES: Final = (
-    *("multiprocessing_context", "max_worker_restarts", "memory_budget", "remote"),
-    "reseed_fn",
-)
+FOR_PROCESSES: Final = (*("multiprocessing_context", "max_worker_restarts", "remote", "reseed_fn"),)
 """Options that mean nothing for workers in threads."""
 
 
@@ -100,9 +96,6 @@ class LoaderConfig:
     )
     max_sample_errors: int | None = checked(None, or_none(count))
     sample_retries: int | Retry = checked(0, Retry.check)
-    memory_budget: int | str | None = checked(
-        None, or_none(partial(checks.memory_size, low=1, below=math.inf))
-    )
     read_threads: int = checked(0, partial(count, below=1024))
     remote: Any = checked(None, or_none(checks.remote_workers))
 
@@ -237,11 +230,14 @@ class LoaderConfig:
 
         What a preset sets for workers gives way to ``num_workers=0``, so that a sweep may reach it:
         ``persistent_workers`` and ``prefetch_factor``, which mean nothing then, and ``timeout``,
-        with a warning. ``shuffle`` gives way to a sampler or batch sampler.
+        with a warning. ``shuffle`` gives way to a sampler or batch sampler. ``_names_`` are keys of
+        the node ``loader``, of which the data module takes each option by its name.
 
         Raises:
             OptionError: An option is unknown (the message names the nearest known one) or refused.
         """
+        names = [name for name in options.pop("_names_", None) or () if name[:1] != "_"]
+        checks.known_options(names, [*cls.__dataclass_fields__], place="loader.")
         if options.get("num_workers", 0) in (0, "0") and options.get("remote") is None:
             for name in ("persistent_workers", "prefetch_factor", "timeout"):
                 value = check_option(name, options.pop(name, getattr(cls, name)))
@@ -258,7 +254,7 @@ class LoaderConfig:
     @classmethod
     def _known(cls, options: dict[str, Any]) -> LoaderConfig:
         """Build a config from options, of which none is unknown."""
-        checks.known_options(options, [field.name for field in dataclasses.fields(cls)])
+        checks.known_options(options, [*cls.__dataclass_fields__])
         workers = options.get("num_workers")
         if isinstance(workers, str) and workers.isdecimal():
             # Of an environment variable, say: Hydra converts what is a number and nothing else.

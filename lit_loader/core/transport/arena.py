@@ -19,10 +19,6 @@
 - Where many batches are held, the next ones are copied out, tensor by tensor.
 - Memory of a past peak goes back to the system at an epoch's end: of slots beyond those that tasks
   need, and what a slot has beyond twice the largest batch of late, when it is used next.
-- Under a budget (the memory_budget option), free slots give their memory back first; then batches
-  are copied out; and :meth:`Arena.room` says how many more tasks may be in flight. Sizes are known
-  only once batches are made: a task in flight counts as much as the largest batch of this epoch and
-  the one before.
 
 The file (`core/system/shared_file.py`) is a memfd where there is one: pages that
 were never touched cost nothing, so slots are made far larger than any batch and their size needs no
@@ -201,26 +197,17 @@ class Arena:
     has a lock, which nothing that the garbage collector may run takes.
 
     The file begins with ``board_bytes`` for the status board. There are slots for the tasks
-    ``in_flight`` and for what the consumer holds. ``budget``: bytes of real memory to stay within,
-    None for no limit. A LoaderError that names the limit, if not even the smallest slots are to be
-    had.
+    ``in_flight`` and for what the consumer holds. A LoaderError that names the limit, if not even
+    the smallest slots are available.
     """
 
-    def __init__(
-        self,
-        board_bytes: int,
-        in_flight: int,
-        budget: int | None = None,
-    ) -> None:
+    def __init__(self, board_bytes: int, in_flight: int) -> None:
         self._pid = os.getpid()
         self.slots, start = in_flight + HELD_SLOTS, round_up(board_bytes)
         self._map = self._reserve(start)
         self.fd = self._file.fd
         self.mapped = len(self._map)  # the board and equal slots
         self.board = memoryview(self._map)[:board_bytes]
-        self._budgeted = budget is not None
-        self._limit = sys.maxsize if budget is None else budget
-        self._overrun_told = False
         self._appending = threading.Lock()
         self._is_finalizing = sys.is_finalizing
         self._closed = False
@@ -282,8 +269,6 @@ class Arena:
                 slot = self._other(capacity)
         if slot.touched > self._excess and slot.touched > 2 * capacity and self._file.sparse:
             slot.punch(max(self._expected, round_up(capacity)))
-        if self._budgeted and slot.touched < self._expected:
-            self._cool(self._affordable_free_slots())
         if capacity > slot.touched:
             slot.touched = round_up(capacity)
         return slot
@@ -370,27 +355,23 @@ class Arena:
     def divide(self, lease: Lease, stretches: list[Stretch]) -> Pieces | None:
         """Say where the parts of a batch that is given now are to lie; None: where they do.
 
-        Where the consumer holds many slots already, or too much of the budget, they are copies, so
-        that a kept batch never stops the loader. It is plain then that it collects batches; what it
-        drops of one is free.
+        Where the consumer holds many slots already, they are copies, so that a kept batch never
+        stops the loader. It is plain then that it collects batches; what it drops of one is free.
         """
         lease.slot.forks = fork_guard.user_forks
         self._given.add(lease.slot)
         held = len(self._given)
-        if (
-            held > HELD_SLOTS
-            or (held > _HELD_WHOLE and len(stretches) > 1)
-            or (self._budgeted and self._crowded())
-        ):
+        if held > HELD_SLOTS or (held > _HELD_WHOLE and len(stretches) > 1):
             return copied(lease, stretches)
         return small_copied(lease, stretches) if lease.size >= DIVIDED else None
 
-    # --- the memory_budget option: what slots take of it, how much is left for tasks ---
+    # --- what it costs ---
 
     @property
     def resident(self) -> int:
         """Bytes of real memory, at most; slots in flight count as the largest recent batch."""
-        return self.kept + self.in_flight * self._expected + _memory_of(self._warm)
+        held = [*self._leased, *self._warm]
+        return self.in_flight * self._expected + sum([slot.touched for slot in held])
 
     @property
     def in_flight(self) -> int:
@@ -398,58 +379,10 @@ class Arena:
         free = len(self._warm) + len(self._cold) + len(self._unused)
         return max(0, self.slots - free - len(self._leased))
 
-    @property
-    def kept(self) -> int:
-        """Bytes that can neither be given back nor used: of batches held, here or in a fork."""
-        return _memory_of([*self._leased])
-
-    def room(self, undelivered: int) -> int:
-        """How many more tasks may be sent now; to be asked before each of them.
-
-        Until the first batch is in, one at a time; and always one where no task is in flight, so
-        that the consumer never waits in vain. What is ``undelivered`` (came in, and waits for its
-        turn or in pinned memory) counts like what is in flight.
-        """
-        if not self._budgeted:
-            return sys.maxsize
-        least, expected = 0 if undelivered else 1, self._expected
-        if not expected:
-            return least
-        fitting = (self._limit - self.kept) // expected
-        return max(least, fitting - max(undelivered, self.in_flight))
-
-    def overrun(self) -> str | None:
-        """A warning, once, if a single batch is larger than the budget; None: nothing to say."""
-        if self._expected <= self._limit or self._overrun_told:
-            return None
-        self._overrun_told = True
-        return (
-            f"a batch of {self._expected} bytes is larger than memory_budget={self._limit}: "
-            "batches are made one at a time and the budget is exceeded; raise memory_budget or "
-            "make the batches smaller"
-        )
-
-    def _crowded(self) -> bool:
-        """Whether the slots in the consumer's hands leave too little to the workers."""
-        return self.kept > min(self._limit // 2, self._limit - self._expected)
-
-    def _affordable_free_slots(self) -> int:
-        """How many free slots, those used last, can keep their memory within the budget."""
-        left = self._limit - self.kept - self.in_flight * self._expected
-        affordable = 0
-        for slot in reversed(self._warm[:]):
-            left -= slot.touched
-            if left < 0:
-                break
-            affordable += 1
-        return affordable
-
     # --- giving memory back ---
 
     def _expect(self, nbytes: int) -> None:
-        # Under a budget, what a slot keeps beyond what is expected is taken from the others.
-        most = nbytes if self._budgeted else 2 * nbytes
-        self._expected, self._excess = nbytes, max(most, _SMALLEST_SLOT)
+        self._expected, self._excess = nbytes, max(2 * nbytes, _SMALLEST_SLOT)
 
     def trim(self, keep: int) -> None:
         """Free memory that a new epoch will not need; the ``keep`` slots used last keep theirs."""
@@ -482,10 +415,6 @@ class Arena:
             steps.callback(self._file.close)
             steps.callback(self.board.release)
             steps.callback(self._cool, 0)
-
-
-def _memory_of(slots: Iterable[Slot]) -> int:
-    return sum([slot.touched for slot in slots])
 
 
 def _take_out(stack: list[Slot], slot: Slot) -> bool:
