@@ -61,7 +61,9 @@ class BadSamples:
     @classmethod
     def of(cls, loader: Any) -> BadSamples:
         """Return that of a loader's options."""
-        return cls(loader.on_sample_error, Retry.of(loader.sample_retries))
+        retries = loader.sample_retries
+        retry = retries if isinstance(retries, Retry) else Retry(retries)
+        return cls(loader.on_sample_error, retry)
 
     def attempts(self, before: Callable[[int], object]) -> Attempts:
         """Return what reads single samples, see `Attempts`."""

@@ -22,7 +22,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterDataPipe
@@ -79,7 +78,6 @@ class Reader(BatchBuilder):
         self._stream: OpenStream | None = None
         self._iterator: Any = None  # None: it is at its end
         self._good: Any = None  # what passes over bad samples
-        self._is_iterable = False  # next() alone does not need that
         self._state_here: Any = None  # where no sample has been asked for: the state that led here
         self._at_start = False  # whether the first sample of the epoch comes next
         self._begins = True  # whether a batch comes next that tells how the stream is shared out
@@ -184,13 +182,10 @@ class Reader(BatchBuilder):
                 self._seed_batch()
             self.rng.step = _Place(samples)
             seeds_samples = self._seeds_samples and good is None
-            if self._is_iterable and not seeds_samples and progress.is_quick:
-                try:
-                    samples.extend(islice(iterator, size - len(samples)))
-                finally:
-                    progress.place = len(samples)  # of the one that has failed, if any
-                if len(samples) < size:
-                    raise StopIteration
+            if not seeds_samples and progress.is_quick:
+                progress.step(-1)
+                for progress.place in range(len(samples), size):
+                    samples.append(next(iterator))
             else:
                 for place in range(len(samples), size):
                     progress.step(place)
@@ -244,7 +239,6 @@ class Reader(BatchBuilder):
         self._iterator = self._stream.iterator
         if spec.tolerance is not None:
             self._good = self._iterator = spec.tolerance.stream(self._attempts).of(self._iterator)
-        self._is_iterable = hasattr(self._iterator, "__iter__")
         if self.held:  # iter() or load_state_dict() may have put others in their place
             self._follow_held()
 

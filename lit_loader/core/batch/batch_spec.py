@@ -17,8 +17,6 @@ from torch.utils.data import default_collate as torch_default_collate
 from lit_loader.core.batch.collate import default_collate
 from lit_loader.core.state.position import Shards
 
-__all__ = ["BatchSpec", "BatchWithReport", "USUAL_MODES", "TorchModes"]
-
 
 class BatchWithReport(NamedTuple):
     """A batch, and what the parent needs to know beyond it.

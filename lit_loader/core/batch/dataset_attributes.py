@@ -18,8 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Changes", "DatasetAttributes", "apply"]
-
 _MOST_PARTS: Final = 100
 """Datasets within datasets whose attributes are looked at."""
 

@@ -149,7 +149,7 @@ class Progress:
         )
 
     def step(self, place: int) -> None:
-        """Note that the sample at ``place`` of the batch comes next.
+        """Note that the sample at ``place`` of the batch comes next; -1: those that are left.
 
         Raises:
             Cancelled: The board shows another token.

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lit_loader.core.system.worker_waits import WorkerWaits
-
-__all__ = ["MEASURED", "WINDOW", "BatchLog", "Timings"]
 
 WINDOW: Final = 1024
 """Batches whose timings are kept until they are summed up."""
@@ -107,7 +105,7 @@ class BatchLog:
 
     def __init__(self) -> None:
         self.worker_restarts = self.resized = 0
-        self.counts: Counter[str] = Counter()
+        self.counts = defaultdict[str, int](int)
         self.records: list[Timings] = []
         self.last: Timings | None = None
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)

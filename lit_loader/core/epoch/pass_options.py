@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 __all__ = ["PassOptions"]
@@ -33,7 +34,7 @@ class PassOptions(NamedTuple):
     @classmethod
     def of(cls, loader: Any) -> PassOptions:
         """Read the options of a loader."""
-        return cls(*(getattr(loader, name) for name in cls._fields))
+        return cls(*_read(loader))
 
     @property
     def of_batches(self) -> dict[str, Any]:
@@ -49,5 +50,6 @@ class PassOptions(NamedTuple):
         return all(mine is theirs or mine == theirs for mine, theirs in pairs)
 
 
+_read = attrgetter(*PassOptions._fields)
 _OF_BATCHES = PassOptions._fields.index("read_threads") + 1
 _OF_WORKERS = PassOptions._fields.index("collate_fn")

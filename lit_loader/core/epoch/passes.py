@@ -26,7 +26,7 @@ import contextlib
 import copy
 import logging
 import weakref
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -35,7 +35,7 @@ import torch.distributed
 
 from lit_loader.context import reading
 from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
-from lit_loader.core.seeding.held_generators import own_seeds
+from lit_loader.core.seeding.held_generators import Found, own_seeds
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.seeding.seeds import UNTOLD, PassSeeds, derive
 from lit_loader.core.state.position import PassPosition, Position, Root
@@ -68,6 +68,8 @@ class Pass:
     within: bool = False  # whether the training loop's epoch continues after the end of this pass
     iterator: Callable[[], object] = _nobody  # a weak reference
     given: int = 0  # batches that its iterator has yielded
+    # The generators that were found in the dataset when it began, until batches are made of it.
+    found: Found | None = None
 
     @property
     def epoch(self) -> int:
@@ -103,7 +105,7 @@ class Passes:
         self.commits = False  # whether commit() is used at all
         self._set: int | None = None  # the epoch that set_epoch has chosen
         self._next = 0  # the epoch that comes next, if none is set
-        self._repeats: Counter[int] = Counter()  # passes of each epoch that have begun
+        self._repeats = defaultdict[int, int](int)  # passes of each epoch that have begun
         self._loaded: Position | None = None  # where the next pass begins
         self._left = False  # whether the training loop has ended the loaded pass
         self._own: dict[str, int] = {}
@@ -116,11 +118,11 @@ class Passes:
     def of_copy(self, seeds: LoaderSeeds) -> Passes:
         """Return those of a copy of the loader, which continues from here by itself."""
         copied = copy.copy(self)
-        copied.seeds, copied._repeats = seeds, Counter(self._repeats)
+        copied.seeds, copied._repeats = seeds, self._repeats.copy()
         if self.current is not None:
             position = copy.deepcopy(self.current.position)
             copied.current = replace(
-                self.current, position=position, batches=None, iterator=_nobody
+                self.current, position=position, batches=None, iterator=_nobody, found=None
             )
         return copied
 
@@ -143,7 +145,7 @@ class Passes:
             )
         self._loaded, self._left, self.current = position, False, None
         self._set, self._next = None, position.epoch
-        self._repeats = Counter({position.epoch: position.repeat})
+        self._repeats = defaultdict(int, {position.epoch: position.repeat})
         self._mixed, self._expected = None, generator
         if position.root is not None:
             seed, kind = position.root
@@ -348,9 +350,10 @@ class Passes:
     def _seeds_of(self, start: Position, tells: bool) -> PassSeeds:
         """Return what a pass draws from; ``tells``: workers are to tell the dataset its epoch."""
         distributed = torch.distributed
-        in_job = distributed.is_available() and distributed.is_initialized()
         # Ranks may begin passes of their own: what they hold must be seeded equally all the same.
-        alike = self.shares_data or (self.plan is None and in_job)
+        alike = self.shares_data
+        if self.plan is None and distributed.is_available() and distributed.is_initialized():
+            alike = True
         number = derive(start.epoch, 0 if alike else start.repeat) >> 1
         told = start.epoch if start.told and tells else UNTOLD
         return PassSeeds(start.seed, number, int(self._is_seeded), told)

@@ -22,8 +22,6 @@ from lit_loader.core.transport.viewer_page import ViewerPage
 if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
     from lit_loader.core.executors.worker_process import WorkerProcess
 
-__all__ = ["MOST_WORKERS", "Executor", "PoolClosed", "Task", "Workers"]
-
 MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 

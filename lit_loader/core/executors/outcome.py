@@ -29,8 +29,7 @@ class Outcome:
 
     # Whether its reader, of an iterable dataset, has nothing more to give.
     ended = False
-    # Whether the task, of a reader, has to be given again, with that reader's place.
-    lost = False
+    lost: bool  # whether the task, of a reader, has to be given again, with that reader's place
     reply: Reply | None = None  # the worker's message; None: there is none
     memory: Lease | None = None  # the batch's slot (uint8), until the batch is decoded
     failure: WorkerException | None = None  # what went wrong in the worker, or None
@@ -38,8 +37,8 @@ class Outcome:
     batch: Any = None  # the batch, when it is decoded; perhaps pinned, or on its device
     made: BatchWithReport | None = None  # what came with the batch, or None
 
-    def __init__(self, number: int, timings: Timings | None = None) -> None:
-        self.number = number  # the task's
+    def __init__(self, number: int, timings: Timings | None = None, lost: bool = False) -> None:
+        self.number, self.lost = number, lost  # the task's number
         self.timings = Timings(arrived=time.monotonic_ns()) if timings is None else timings
 
     @classmethod
@@ -52,13 +51,6 @@ class Outcome:
         outcome = cls(number, timings)
         outcome.ended = reply.status == Status.ENDED
         outcome.reply, outcome.memory, outcome.failure = reply, memory, failure
-        return outcome
-
-    @classmethod
-    def of_lost(cls, number: int) -> Outcome:
-        """Make the outcome of a task that is to be submitted again."""
-        outcome = cls(number)
-        outcome.lost = True
         return outcome
 
     def unpack(self) -> None:

@@ -226,7 +226,7 @@ class WorkerPool:
 
                     self._homes = ReaderHomes(turns, num_workers)
                 board.token, board.workers = self.token, num_workers
-                workers = self.workers = WorkerSet(arena, board, pipes, at_end=self.page.close)
+                workers = self.workers = WorkerSet(spec, arena, board, pipes, self.page.close)
                 self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
                 pipes.begin()
                 workers.prepare(spec, num_workers, context, seed, remote, relay)
@@ -282,7 +282,7 @@ class WorkerPool:
             said = self._homes.send(position_of(task.number), packed)
             if said is None:
                 del self._tasks[task.number]
-                self._ready.append(Outcome.of_lost(task.number))
+                self._ready.append(Outcome(task.number, lost=True))
                 self.pipes.wake()  # another thread may be waiting
                 return
             packed = said
@@ -643,7 +643,7 @@ class WorkerPool:
                         self._take_on(number)
             except (LoaderError, OSError) as error:
                 # More than there were at first are a wish; the epoch can do without.
-                if not self._resized or 0 not in workers.started:
+                if not self._resized or 0 not in workers.processes:
                     raise
                 self._make_do(error)
                 return
@@ -657,8 +657,7 @@ class WorkerPool:
     def _make_do(self, error: Exception) -> None:
         """Continue with the workers that there are: others cannot be started."""
         workers, wanted = self.workers, self.workers.num_workers
-        started = workers.started
-        there = next((n for n in range(wanted) if n not in started), wanted)
+        there = next((n for n in range(wanted) if n not in workers.processes), wanted)
         if there == wanted:  # none is missing: fewer are wanted meanwhile
             return
         self._board.workers = workers.num_workers = self.num_workers = there

@@ -6,39 +6,35 @@ Part of the check of options, and imports neither torch nor NumPy, as that.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dataclasses
 import pkgutil
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final
 
 from lit_loader.core.options import checks
 from lit_loader.core.options.checks import checked
 from lit_loader.describe import public
-from lit_loader.errors import OptionError
 
-__all__ = ["Retry"]
+_EXCEPTIONS: Final = (
+    "a list of exception classes or of their names ('package.module.Class', or one of Python's own)"
+)
 
 
 def _exception_classes(name: str, value: Any) -> tuple[type[Exception], ...]:
     """Check a list of exception classes, or of their names; returns the classes."""
     if not checks.is_list(value):
-        checks.refuse(name, "a list of exception classes or of their names", value)
+        checks.refuse(name, _EXCEPTIONS, value)
     return tuple(_exception(name, item) for item in value)
 
 
 def _exception(name: str, value: Any) -> type[Exception]:
     kind = value
     if isinstance(value, str):
-        try:
+        with contextlib.suppress(Exception):  # whatever importing a module of the user's raises
             kind = vars(builtins).get(value) or pkgutil.resolve_name(value)
-        except Exception as error:  # whatever importing a module of the user's raises
-            cause = " ".join(f"{type(error).__name__}: {error}".split())
-            raise OptionError(
-                f"{name} holds a name that cannot be imported ({cause:.100}): write it as "
-                f"'package.module.Class', or one of Python's own as 'OSError', got {value!r:.100}"
-            ) from error
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        checks.refuse(name, "a list of exception classes or of their names", [value])
+        checks.refuse(name, _EXCEPTIONS, [value])
     return kind
 
 
@@ -78,7 +74,6 @@ class Retry:
             return cls(**value)
         return value if isinstance(value, cls) else checks.count(name, value)
 
-    @classmethod
-    def of(cls, value: int | Retry) -> Retry:
-        """Return a checked value of ``sample_retries`` as one of this class."""
-        return value if isinstance(value, cls) else cls(cast(int, value))
+    def __bool__(self) -> bool:
+        """Whether samples are retried at all."""
+        return self.times > 0

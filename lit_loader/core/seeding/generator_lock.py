@@ -12,17 +12,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
 from collections.abc import Iterator
 from typing import Any, Final
-
-__all__ = ["WARN_AFTER", "GeneratorLock", "lent_to_others"]
 
 WARN_AFTER: Final = 10.0
 """Seconds that a thread waits for one batch of another thread before it says so, once."""
 
 _log = logging.getLogger("lit_loader.generator_lock")
+
+_WAITS: Final = (
+    f"lit_loader: this thread has waited {WARN_AFTER:.0f} s for another one to build a batch. "
+    "Loaders with num_workers=0 build one batch at a time, because a process has only one set of "
+    "global random generators. A dataset must not wait for a thread that iterates such a loader: "
+    "give that loader workers, or iterate it in the thread that waits"
+)
 
 lock: Any = threading.RLock()
 """The lock itself, for ``with``; in a forked process perhaps another one than before."""
@@ -46,7 +50,7 @@ class GeneratorLock:
         if not lock._is_owned():  # reach: python: as threading.Condition asks an RLock
             self._mine, patience = True, WARN_AFTER
             while not lock.acquire(timeout=patience):
-                _warn()
+                _log.warning(_WAITS)
                 patience = -1  # forever
 
     def end(self) -> None:
@@ -67,18 +71,6 @@ def lent_to_others() -> Iterator[None]:
     finally:
         for _ in range(times):
             held.acquire()
-
-
-def _warn() -> None:
-    owner = re.search(r"owner=(\d+)", repr(lock))
-    names = [repr(e.name) for e in threading.enumerate() if owner and e.ident == int(owner[1])]
-    _log.warning(
-        "lit_loader: thread %r waits for thread %s, which has been making a batch for %.0f s. "
-        "Loaders with num_workers=0 build one batch at a time, because a process has only one set "
-        "of global random generators. A dataset must not wait for a thread that iterates such a "
-        "loader: give that loader workers, or iterate it in the thread that waits",
-        *(threading.current_thread().name, "".join(names) or "of another kind", WARN_AFTER),
-    )
 
 
 def _forget_other_threads() -> None:

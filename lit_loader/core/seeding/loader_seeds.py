@@ -13,7 +13,6 @@ seeds before a pass decides the pass, and what it draws afterwards is the same w
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 from collections.abc import Callable
@@ -22,8 +21,6 @@ from typing import Any, Final
 import torch
 
 from lit_loader.core.seeding import generator_lock
-
-__all__ = ["LoaderSeeds"]
 
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -63,10 +60,6 @@ class LoaderSeeds:
         """Take over what the order of another loader follows from, which a sampler here shows."""
         if self.seed is None and self.generator is None:
             self.seed, self.generator, self._base = other.seed, other.generator, other._base
-
-    def of_copy(self) -> LoaderSeeds:
-        """Return those of a copy of the loader."""
-        return copy.copy(self)
 
     def draw(self, numbers: int) -> int | None:
         """Draw numbers as torch's loader does in ``iter(loader)``; return the first.

@@ -17,8 +17,6 @@ from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.held_generators import GLOBAL_GENERATORS, tape
 from lit_loader.core.seeding.seeds import canonical_pickle
 
-__all__ = ["Look", "SharedDraws"]
-
 WATCHED: Final = 16
 
 _NAMES: Final = ("random", "numpy.random", "torch's global generator")

@@ -128,12 +128,27 @@ class HeldBack:
                 late = late or error
 
     def _stand_in(self, number: int) -> None:
-        self.handlers[number] = signal.getsignal(number)
-        signal.signal(number, self._run)
+        self.handlers[number] = _signal.getsignal(number)
+        _signal.signal(number, self._run)
 
     def _put_one_back(self, number: int) -> None:
-        if self._run == signal.getsignal(number):  # else the work has set another
-            signal.signal(number, self.handlers[number])
+        if self._run == _signal.getsignal(number):  # else the work has set another
+            _signal.signal(number, self.handlers[number])
+
+
+def take_all(steps: Iterable[Callable[[], object]]) -> None:
+    """Take every step, whatever the others raise; then raise the first exception."""
+    first: BaseException | None = None
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        try:
+            raise first
+        finally:
+            del first  # whose traceback holds this frame
 
 
 def with_handlers() -> Iterator[int]:
