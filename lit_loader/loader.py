@@ -45,13 +45,13 @@ from lit_loader.core.options.loader_config import (
     AT_FIRST,
     FIXED,
     LoaderConfig,
+    Retry,
     SampleErrorPolicy,
     Seeding,
     UnevenRanks,
     WorkerMethod,
     check_option,
 )
-from lit_loader.core.options.retry import Retry
 from lit_loader.core.sampling.orders import epoch_number
 from lit_loader.core.sampling.sampler_view import choose_samplers
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds

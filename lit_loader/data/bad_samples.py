@@ -25,7 +25,7 @@ from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.options.retry import Retry
+from lit_loader.core.options.loader_config import Retry
 from lit_loader.core.seeding.seeds import extend
 from lit_loader.data.sample_errors import SampleError
 from lit_loader.describe import annotate

@@ -19,8 +19,7 @@ from collections import defaultdict
 from typing import Any, Final
 
 from lit_loader.context import reading
-from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.dataset_attributes import Changes, apply
+from lit_loader.core.batch.batch_spec import BatchSpec, Changes, apply
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show, shown

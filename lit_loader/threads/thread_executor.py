@@ -37,12 +37,10 @@ from lit_loader.core.batch.batch_builder import builder_of
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.fetch import EndOfData
-from lit_loader.core.batch.progress import Cancelled, Progress
-from lit_loader.core.batch.timings import Timings
+from lit_loader.core.batch.progress import Cancelled, Progress, Timings
 from lit_loader.core.batch.worker_info import WorkerInfo, answer_threads, show
-from lit_loader.core.executors.executor import Executor, Task, Workers
-from lit_loader.core.executors.outcome import Outcome, failure
-from lit_loader.core.executors.stall_watch import LONGEST_LOOK, StallWatch
+from lit_loader.core.executors.executor import Executor, Outcome, Task, Workers, failure
+from lit_loader.core.executors.worker_pool import LONGEST_LOOK, StallWatch
 from lit_loader.core.seeding.held_generators import Found, find_generators
 from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.seeding.shared_draws import SharedDraws

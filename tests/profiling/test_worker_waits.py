@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lit_loader.core.system import worker_waits
-from lit_loader.core.system.worker_waits import PAUSE, WorkerWaits
+from lit_loader.core.batch import progress
+from lit_loader.core.batch.progress import PAUSE, WorkerWaits
 
 try:
     Path("/proc/self/syscall").read_text()
@@ -70,7 +70,7 @@ def test_gone_processes_count_as_not_waiting() -> None:
 def test_pauses_between_looks_are_uneven(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no loop keeps in time with them."""
     now = 10**12
-    monkeypatch.setattr(worker_waits.time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(progress.time, "monotonic_ns", lambda: now)
     waits, pauses = WorkerWaits(), set[int]()
     for _ in range(20):
         left = waits.left()

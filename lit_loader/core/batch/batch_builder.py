@@ -20,12 +20,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.context import reading
-from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
+from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport, Changes, apply
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.batch.dataset_attributes import Changes, apply
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.seeding import generator_lock
+from lit_loader.core.seeding import loader_seeds
 from lit_loader.core.seeding.held_generators import (
     MAX_OBJECTS,
     NONE_HELD,
@@ -342,7 +341,7 @@ def make_batch(
         batch = builder.take(indices, progress)
         if batch is not None:
             return batch
-    with generator_lock.lock:  # a thread of the dataset's may iterate a loader
+    with loader_seeds.lock:  # a thread of the dataset's may iterate a loader
         try:
             return builder.load(indices, number, epoch, seeds, progress)
         finally:

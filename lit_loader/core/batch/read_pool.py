@@ -26,7 +26,7 @@ from lit_loader.context import Reading, read_apart, reading
 from lit_loader.core.batch.batch_spec import TorchModes
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import answer_threads
-from lit_loader.core.seeding.generator_lock import lent_to_others
+from lit_loader.core.seeding.loader_seeds import lent_to_others
 from lit_loader.core.seeding.seeds import BatchRng
 from lit_loader.core.seeding.shared_draws import SharedDraws
 from lit_loader.core.system.one_core_thread import OneCoreThread, await_threads

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.epoch.torch_surface import TorchSurface
-from lit_loader.core.executors.executor import Executor, PoolClosed, Workers
-from lit_loader.core.executors.outcome import FewerWorkers, Outcome
-from lit_loader.core.seeding.generator_lock import GeneratorLock
+from lit_loader.core.executors.executor import Executor, FewerWorkers, Outcome, PoolClosed, Workers
+from lit_loader.core.seeding.loader_seeds import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.viewer_page import GIVEN, SINCE
@@ -36,7 +35,7 @@ from lit_loader.describe import warn
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 
 if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
-    from lit_loader.core.executors.healer import Healer
+    from lit_loader.core.executors.pool_executor import Healer
 
 __all__ = ["LoaderIterator"]
 
@@ -428,7 +427,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     def healer(self) -> Healer:
         """Replaces this pass's workers."""
         if self._healer is None:
-            from lit_loader.core.executors.healer import Healer
+            from lit_loader.core.executors.pool_executor import Healer
 
             self._healer = Healer(*self._limits, self._core.iterable, self._core.seams)
         return self._healer

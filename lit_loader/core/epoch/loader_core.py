@@ -29,11 +29,10 @@ from typing import Any, Final
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from lit_loader.core.batch.batch_spec import BatchSpec, TorchModes
-from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
+from lit_loader.core.batch.progress import WINDOW, BatchLog, Timings
 from lit_loader.core.epoch.iterator import LoaderIterator
-from lit_loader.core.epoch.pass_options import PassOptions
 from lit_loader.core.epoch.pass_tasks import NextEpochTasks
-from lit_loader.core.epoch.passes import Pass, Passes
+from lit_loader.core.epoch.passes import Pass, Passes, PassOptions
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
 from lit_loader.core.epoch.worker_keeper import WorkerKeeper

@@ -23,8 +23,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lit_loader.core.epoch.passes import Pass
-from lit_loader.core.executors.executor import Task
-from lit_loader.core.executors.outcome import Outcome
+from lit_loader.core.executors.executor import Outcome, Task
 from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.state.position import Position

@@ -11,10 +11,8 @@ from lit_loader.context import reading
 from lit_loader.core.batch.batch_builder import builder_of
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.fetch import EndOfData
-from lit_loader.core.batch.progress import Progress
-from lit_loader.core.batch.timings import Timings
-from lit_loader.core.executors.executor import Executor, Task
-from lit_loader.core.executors.outcome import Outcome, Pin, failure
+from lit_loader.core.batch.progress import Progress, Timings
+from lit_loader.core.executors.executor import Executor, Outcome, Pin, Task, failure
 from lit_loader.core.seeding.borrowed_rng import BorrowedRng, draws_of
 from lit_loader.core.seeding.held_generators import Found
 from lit_loader.core.seeding.seeds import PassSeeds

@@ -7,8 +7,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Final
 
-from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.dataset_attributes import Changes, DatasetAttributes, apply
+from lit_loader.core.batch.batch_spec import BatchSpec, Changes, DatasetAttributes, apply
 from lit_loader.core.executors.process_start import main_is_importable
 from lit_loader.core.system.shared_file import Descriptor, nameless_file, remedy
 from lit_loader.errors import LoaderError

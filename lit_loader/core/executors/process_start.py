@@ -32,9 +32,9 @@ import torch
 
 from lit_loader.core.options.checks import START_METHODS
 from lit_loader.core.seeding.seeds import await_draws, renew_numpy_generator
-from lit_loader.core.system.fork_guard import unguarded_fork
+from lit_loader.core.system.interrupts import SENT_TO_ALL, handled
 from lit_loader.core.system.linux import open_process
-from lit_loader.core.system.signals import SENT_TO_ALL, handled
+from lit_loader.core.transport.arena import unguarded_fork
 from lit_loader.errors import LoaderError
 
 _starting = threading.RLock()

@@ -18,10 +18,9 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Final, Protocol
 
-from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.dataset_attributes import Changes, DatasetAttributes
+from lit_loader.core.batch.batch_spec import BatchSpec, Changes, DatasetAttributes
+from lit_loader.core.executors.executor import WorkerDeath
 from lit_loader.core.executors.main import LEAVE_GRACE
-from lit_loader.core.executors.outcome import WorkerDeath
 from lit_loader.core.executors.payload import Links, Payload
 from lit_loader.core.executors.pipes import Pipes
 from lit_loader.core.executors.worker_process import (

@@ -28,9 +28,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from lit_loader.core.seeding import generator_lock
-from lit_loader.core.seeding.generator_lock import GeneratorLock
+from lit_loader.core.seeding import loader_seeds
 from lit_loader.core.seeding.held_generators import Tape
+from lit_loader.core.seeding.loader_seeds import GeneratorLock
 from lit_loader.core.seeding.seeds import numpy_seed
 
 WATCHED: Final = 16
@@ -129,7 +129,7 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
 
     def begin(self) -> BorrowedRng:
         """Borrow them, as soon as no other thread has them."""
-        if not generator_lock.lock._is_owned():  # reach: python: as threading.Condition asks
+        if not loader_seeds.lock._is_owned():  # reach: python: as threading.Condition asks
             self._lock = GeneratorLock()
             self._lock.take()
         wanted = self._draws.drawn

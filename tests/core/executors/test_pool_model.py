@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 )
 
 from lit_loader.core.executors import worker_set
-from lit_loader.core.executors.outcome import Outcome, WorkerDeath
+from lit_loader.core.executors.executor import Outcome, WorkerDeath
 from lit_loader.core.executors.payload import Links
 from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.seeding.seeds import PassSeeds
@@ -387,7 +387,7 @@ class PoolMachine(RuleBasedStateMachine):
     def _replace(self, death: WorkerDeath, give_up: bool) -> None:
         number = death.row.number
         busy = death.row.stage in Stage.BUSY
-        # As lit_loader.core.executors.healer decides about a task that has ended two workers.
+        # As the `Healer` decides about a task that has ended two workers.
         if give_up and busy and not self.turns and self.pool.is_pending(number):
             self.outstanding.remove(number)
             self.pool.replace(death.worker, skip_task=number)
