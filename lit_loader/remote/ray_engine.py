@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lit_loader.core.batch.dataset_attributes import Changes
+from lit_loader.core.batch.batch_spec import Changes
 from lit_loader.remote.engine import Failure, Hello, Role, UnreachableError, versions
 from lit_loader.remote.ray_workers import RayWorkers
 

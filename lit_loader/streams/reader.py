@@ -190,6 +190,8 @@ class Reader(BatchBuilder):
                     samples.extend(islice(self._quickly, size - len(samples)))
                 finally:
                     progress.place = len(samples)  # of the one that has failed, if any
+                if len(samples) < size:
+                    raise StopIteration
             else:
                 for place in range(len(samples), size):
                     progress.step(place)

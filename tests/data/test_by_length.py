@@ -391,7 +391,7 @@ class Owing:
         (KINDS[0], Weighed(), {"lengths_from": "cost"}, "attribute 'cost'"),
         (KINDS[0], [1], {"group": 4, "parts": 3}, "group must be a multiple of parts=3"),
         (KINDS[0], [1], {"group": 0}, "group must be a whole number of at least 1"),
-        (KINDS[0], [1], {"costs_in": "cost"}, "did you mean lengths_from?"),
+        (KINDS[0], [1], {"length_from": "cost"}, "did you mean lengths_from?"),
         (KINDS[1], [1.5], {}, "one whole number for each sample"),
         (KINDS[1], [3], {"window": 0}, "window must be a whole number of at least 1"),
         (KINDS[2], Call(int, 3), {}, "attribute 'lengths' that holds them"),

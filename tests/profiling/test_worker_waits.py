@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lit_loader.core.system.worker_waits import WorkerWaits
+from lit_loader.core.batch.progress import WorkerWaits
 
 try:
     Path("/proc/self/syscall").read_text()
