@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -364,10 +365,10 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 core.show(page, self)
         return executor  # type: ignore[no-any-return]
 
-    def _let_go(self, reusable: bool) -> None:
+    def _let_go(self, reusable: bool, exits: Callable[[], bool] = sys.is_finalizing) -> None:
         """Return the executor, keeping what has come in; a second call does nothing."""
         finalizer, executor = self._finalizer, self._executor
-        if executor is None:
+        if executor is None or exits():  # then the names of this module may be gone
             return
         if finalizer is None:
             self._executor = None
