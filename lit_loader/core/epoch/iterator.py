@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
