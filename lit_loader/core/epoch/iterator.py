@@ -209,7 +209,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if not outcome.ended:
                 break
             tasks.settle()
-        if self._here is None:
+        if not self._here:
             self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
         if tail:
             tail.given(tasks.place)
