@@ -22,7 +22,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, repeat
+from types import GeneratorType
 from typing import Any
 
 from torch.utils.data import IterDataPipe
@@ -79,7 +80,7 @@ class Reader(BatchBuilder):
         self._stream: OpenStream | None = None
         self._iterator: Any = None  # None: it is at its end
         self._good: Any = None  # what passes over bad samples
-        self._is_iterable = False  # next() alone does not need that
+        self._quickly: Any = None  # yields the samples that ``next(iterator)`` returns
         self._state_here: Any = None  # where no sample has been asked for: the state that led here
         self._at_start = False  # whether the first sample of the epoch comes next
         self._begins = True  # whether a batch comes next that tells how the stream is shared out
@@ -147,7 +148,7 @@ class Reader(BatchBuilder):
 
     def close(self) -> None:
         """Leave the stream: its ``finally`` blocks run."""
-        self._stream = self._iterator = self._good = None
+        self._stream = self._iterator = self._quickly = self._good = None
 
     def _begin_batch(self, batch: int) -> None:
         """Seed for a batch; before the epoch's first sample, for what comes before that."""
@@ -184,9 +185,9 @@ class Reader(BatchBuilder):
                 self._seed_batch()
             self.rng.step = _Place(samples)
             seeds_samples = self._seeds_samples and good is None
-            if self._is_iterable and not seeds_samples and progress.is_quick:
+            if good is None and not seeds_samples and progress.is_quick:
                 try:
-                    samples.extend(islice(iterator, size - len(samples)))
+                    samples.extend(islice(self._quickly, size - len(samples)))
                 finally:
                     progress.place = len(samples)  # of the one that has failed, if any
                 if len(samples) < size:
@@ -244,7 +245,9 @@ class Reader(BatchBuilder):
         self._iterator = self._stream.iterator
         if spec.tolerance is not None:
             self._good = self._iterator = spec.tolerance.stream(self._attempts).of(self._iterator)
-        self._is_iterable = hasattr(self._iterator, "__iter__")
+        # Its __iter__ is not called again: that of a stream which is its own iterator begins anew.
+        is_generator = type(self._iterator) is GeneratorType
+        self._quickly = self._iterator if is_generator else map(next, repeat(self._iterator))
         if self.held:  # iter() or load_state_dict() may have put others in their place
             self._follow_held()
 

@@ -68,5 +68,14 @@ def test_an_error_says_at_which_sample(bad: int) -> None:
     assert f"batch {bad // 32}, at sample {bad % 32}," in "".join(caught.value.__notes__)
 
 
-def test_an_iterator_needs_a_next_alone() -> None:
-    assert torch.cat(list(DataLoader(OfBare(), 32))).tolist() == [*range(1, 101)]
+class OwnIterator(Bare, IterableDataset[int]):
+    """Begins again whenever it is iterated."""
+
+    def __iter__(self) -> Any:
+        self.number = 0
+        return self
+
+
+@pytest.mark.parametrize("kind", [OfBare, OwnIterator])
+def test_an_iterator_needs_a_next_alone(kind: Any) -> None:
+    assert torch.cat(list(DataLoader(kind(), 32))).tolist() == [*range(1, 101)]

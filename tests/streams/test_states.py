@@ -35,7 +35,7 @@ class Timed(IterableDataset[int]):
         self.place = self.states = 0
 
     def __iter__(self) -> Iterator[int]:
-        return self  # type: ignore[return-value]
+        return self
 
     def __next__(self) -> int:
         Timed.now += 1

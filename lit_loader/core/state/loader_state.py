@@ -28,11 +28,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.position import COUNT, Position, Root
 from lit_loader.core.state.state_validation import (
     MAX_BATCHES,
     PRIMITIVES,
+    Fingerprint,
     brief,
     damaged,
     is_count,
@@ -84,7 +84,7 @@ class LoaderState:
 
     position: Position
     # What makes the order of the samples and their random numbers, such as dataset_length and seed;
-    # and what samplers and datasets name themselves, as sampler.seed (`core/state/fingerprint.py`).
+    # and what samplers and datasets name themselves, as sampler.seed (`state_validation.py`).
     fingerprint: Fingerprint
     # Those of the position's readers among all ranks' readers; None: each worker is one.
     numbers: Sequence[int] | None = None
