@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lit_loader.core.batch.collate import default_collate as default_collate
     from lit_loader.core.batch.collate import default_convert as default_convert
     from lit_loader.core.options.loader_config import LoaderConfig as LoaderConfig
-    from lit_loader.core.options.retry import Retry as Retry
+    from lit_loader.core.options.loader_config import Retry as Retry
     from lit_loader.data.balance import BalancedBatchSampler as BalancedBatchSampler
     from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
     from lit_loader.data.mixture import MixtureDataset as MixtureDataset
@@ -66,8 +66,7 @@ _NAMES_IN = {
     "lit_loader.core.batch.collate": "default_collate default_convert",
     "lit_loader.data.pad": "PadCollate Padded",
     "lit_loader.streams.merge_states": "merge_states",
-    "lit_loader.core.options.loader_config": "LoaderConfig",
-    "lit_loader.core.options.retry": "Retry",
+    "lit_loader.core.options.loader_config": "LoaderConfig Retry",
     "lit_loader.context": "get_epoch get_rng get_shard note",
     "lit_loader.data.balance": "BalancedBatchSampler",
     "lit_loader.data.cached_dataset": "CachedDataset",

@@ -44,15 +44,14 @@ from lit_loader.core.options.checks import known_keywords
 from lit_loader.core.options.loader_config import (
     AT_FIRST,
     FIXED,
-    SHOWN_OTHERWISE,
     LoaderConfig,
+    Retry,
     SampleErrorPolicy,
     Seeding,
     UnevenRanks,
     WorkerMethod,
     check_option,
 )
-from lit_loader.core.options.retry import Retry
 from lit_loader.core.sampling.orders import epoch_number
 from lit_loader.core.sampling.sampler_view import choose_samplers
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
@@ -109,7 +108,7 @@ class _AddOns(Seams):
     def spec_parts(self, core: Any) -> dict[str, Any]:
         loader = core.loader
         parts: dict[str, Any] = {}
-        if loader.on_sample_error != "raise" or Retry.of(loader.sample_retries).times:
+        if loader.on_sample_error != "raise" or loader.sample_retries:
             from lit_loader.data.bad_samples import BadSamples
 
             parts["tolerance"] = BadSamples.of(loader)
@@ -523,26 +522,28 @@ class DataLoader(_TorchLoader[T_co]):
         # An object of its own: samplers hold the seeds, and would hold the loader in a cycle.
         seams = _AddOns()
         name_in_job = functools.partial(seams.name_in_job, type(dataset).__name__)
-        ranks = 1 if config.replica is None else config.replica[1]
+        replica = config.replica
+        ranks = 1 if replica is None else replica[1]
         seeds = LoaderSeeds(config.seed, config.generator, ranks, name_in_job)
 
-        self.dataset = dataset
+        shown = {"dataset": dataset, **config.as_kwargs()}
+        del shown["shuffle"]  # as torch's, it shows the samplers that this leads to
+        workers = config.num_workers != "auto" and (config.num_workers or config.remote)
+        if workers and config.prefetch_factor is None:
+            shown["prefetch_factor"] = DEFAULT_PREFETCH
+        if config.batch_sampler is not None:
+            shown["batch_size"] = None
+        sampler, batch_sampler = choose_samplers(config, dataset, iterable, seeds, _share)
+        shown["sampler"], shown["batch_sampler"] = sampler, batch_sampler
+        if config.collate_fn is None:
+            plain = batch_sampler is None
+            shown["collate_fn"] = torch_default_convert if plain else default_collate
+        shown["_dataset_kind"] = _DatasetKind.Iterable if iterable else _DatasetKind.Map
         own = type(self).__setattr__ is DataLoader.__setattr__
         put = object.__setattr__ if own else setattr  # a subclass may see to them
-        for name, value in config.as_kwargs().items():
-            if name not in SHOWN_OTHERWISE:
-                put(self, name, value)
-        workers = config.num_workers != "auto" and (config.num_workers or config.remote_workers)
-        if workers and self.prefetch_factor is None:
-            self.prefetch_factor = DEFAULT_PREFETCH
-        if config.batch_sampler is not None:
-            self.batch_size = None
-        self.sampler, self.batch_sampler = choose_samplers(config, dataset, iterable, seeds, _share)
-        if config.collate_fn is None:
-            plain = self.batch_sampler is None
-            self.collate_fn = torch_default_convert if plain else default_collate
-        self._dataset_kind = _DatasetKind.Iterable if iterable else _DatasetKind.Map
-        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, seams)
+        for name, value in shown.items():
+            put(self, name, value)
+        self._core = LoaderCore(self, seeds, replica, config.num_shards, seams)
         if config.num_workers == "auto":
             self._core.set_auto(True)
         self.__initialized = True
@@ -552,15 +553,11 @@ class DataLoader(_TorchLoader[T_co]):
         if "_core" not in self.__dict__:  # the constructor
             object.__setattr__(self, name, value)
             return
-        if self.__initialized and name in FIXED:
+        is_fixed = name in FIXED or (name in AT_FIRST and type(self) is DataLoader)
+        if self.__initialized and is_fixed:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
                 f"got {name}={short_repr(value)}: make a new loader"
-            )
-        if self.__initialized and name in AT_FIRST and type(self) is DataLoader:
-            raise OptionError(
-                f"{name} divides the data among processes and cannot be changed once the loader is "
-                f"built, got {name}={short_repr(value)}: make a new loader"
             )
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from lit_loader.core.system import processors
 from tests.support.huge_pages import collapse
 from tests.support.samples import reads_ended
-from tests.support.selection import leave_out_linux, leave_to_slow
+from tests.support.selection import leave_to_slow
 
 # Programs inherit what follows from whatever has started pytest, and are not to depend on it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -177,7 +177,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave a part of the long matrices to ``-m slow``."""
     leave_to_slow(items)
-    leave_out_linux(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

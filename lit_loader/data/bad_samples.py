@@ -25,7 +25,7 @@ from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.options.retry import Retry
+from lit_loader.core.options.loader_config import Retry
 from lit_loader.core.seeding.seeds import extend
 from lit_loader.data.sample_errors import SampleError
 from lit_loader.describe import annotate
@@ -61,7 +61,9 @@ class BadSamples:
     @classmethod
     def of(cls, loader: Any) -> BadSamples:
         """Return that of a loader's options."""
-        return cls(loader.on_sample_error, Retry.of(loader.sample_retries))
+        retries = loader.sample_retries
+        retry = retries if isinstance(retries, Retry) else Retry(retries)
+        return cls(loader.on_sample_error, retry)
 
     def attempts(self, before: Callable[[int], object]) -> Attempts:
         """Return what reads single samples, see `Attempts`."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from lit_loader.core.options.checks import known_keywords, positive
 from lit_loader.core.sampling.orders import Indices
-from lit_loader.core.state.fingerprint import Fingerprint
+from lit_loader.core.state.state_validation import Fingerprint
 from lit_loader.data.by_length import ByLength
 from lit_loader.describe import public
 from lit_loader.errors import OptionError

@@ -26,11 +26,9 @@ import torch
 from torch.utils.data import Sampler
 
 from lit_loader.core.options.checks import flag, one_of, or_none, positive, whole_number
-from lit_loader.core.sampling.orders import EpochOrder, Indices
-from lit_loader.core.sampling.permutation import Permutation
+from lit_loader.core.sampling.orders import EpochOrder, Indices, Permutation
 from lit_loader.core.seeding.seeds import derive
-from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.state_validation import damaged, is_count
+from lit_loader.core.state.state_validation import Fingerprint, damaged, is_count
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
 

@@ -101,7 +101,7 @@ class SharedStore:
         if sparse:
             os.ftruncate(fd, self._begin)
         else:
-            linux.allocate(fd, 0, self._begin)
+            os.posix_fallocate(fd, 0, self._begin)
         os.lseek(fd, self._begin, os.SEEK_SET)
         return file
 

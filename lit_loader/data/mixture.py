@@ -16,10 +16,9 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from lit_loader.core.options.checks import flag, is_dataset, is_list, refuse, whole_number
-from lit_loader.core.sampling.orders import EpochOrder, Indices
-from lit_loader.core.sampling.permutation import Permutation
+from lit_loader.core.sampling.orders import EpochOrder, Indices, Permutation
 from lit_loader.core.seeding.seeds import derive
-from lit_loader.core.state.fingerprint import Fingerprint
+from lit_loader.core.state.state_validation import Fingerprint
 from lit_loader.data.by_length import summarise
 from lit_loader.data.weights import ALL_DRAWS, Changes, Timeline, Weights, named_changes
 from lit_loader.describe import public, short_repr
@@ -222,7 +221,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         return lambda positions: self._draw(positions + first)
 
     def state_fingerprint(self) -> Fingerprint:
-        """Name what the order depends on, besides the epoch; see `core/state/fingerprint.py`."""
+        """Name what the order depends on, besides the epoch."""
         return {
             "seed": self.seed,
             "shuffle": self.shuffle,

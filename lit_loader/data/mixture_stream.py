@@ -24,8 +24,7 @@ from torch.utils.data import IterableDataset
 from lit_loader.context import reading, share
 from lit_loader.core.options.checks import is_list, known_keywords, one_of, refuse, whole_number
 from lit_loader.core.seeding.seeds import derive
-from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.state_validation import damaged, is_count
+from lit_loader.core.state.state_validation import Fingerprint, damaged, is_count
 from lit_loader.core.state.stateful import OpenStream, checked_parts
 from lit_loader.data.mixture import announce_epoch, named_sources
 from lit_loader.data.weights import Changes, Timeline, Weights, named_changes

@@ -22,8 +22,7 @@ from torch.utils.data import IterableDataset
 
 from lit_loader.context import note, reading
 from lit_loader.core.options.checks import whole_number
-from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of
-from lit_loader.core.state.state_validation import damaged, is_count
+from lit_loader.core.state.state_validation import Fingerprint, damaged, fingerprint_of, is_count
 from lit_loader.core.state.stateful import OpenStream, checked_parts
 from lit_loader.data.mixture import announce_epoch
 from lit_loader.describe import public, short_repr

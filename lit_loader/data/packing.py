@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_loader.context import note, reading
 from lit_loader.core.options.checks import known_keywords, or_none, positive
 from lit_loader.core.sampling.orders import Indices
-from lit_loader.core.state.fingerprint import Fingerprint
+from lit_loader.core.state.state_validation import Fingerprint
 from lit_loader.data.by_length import BATCHES, ByTokens, halved, in_order
 from lit_loader.data.pad import PadCollate
 from lit_loader.describe import public

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchWithReport
-from lit_loader.core.batch.timings import BatchLog
+from lit_loader.core.batch.progress import BatchLog
 from lit_loader.describe import PACKAGE, class_name, message_of, public, short_repr
 from lit_loader.errors import SampleErrorsError
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_loader.core.options.checks import known_keywords, number, or_none, positive, refuse
-from lit_loader.core.state.fingerprint import Fingerprint
+from lit_loader.core.state.state_validation import Fingerprint
 from lit_loader.data.by_length import BATCHES, ByTokens, halved, in_order
 from lit_loader.describe import public
 from lit_loader.errors import OptionError

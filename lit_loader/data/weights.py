@@ -22,8 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from lit_loader.core.options.checks import is_list, plain, whole_number
-from lit_loader.core.sampling.orders import Indices
-from lit_loader.core.sampling.permutation import Permutation
+from lit_loader.core.sampling.orders import Indices, Permutation
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.state_validation import brief
 from lit_loader.data.by_length import summarise

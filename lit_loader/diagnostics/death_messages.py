@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from typing import Any, Final
 
-from lit_loader.core.executors.outcome import FewerWorkers, WorkerDeath
+from lit_loader.core.executors.executor import FewerWorkers, WorkerDeath
 from lit_loader.core.executors.payload import NO_ROOM
 from lit_loader.core.state.position import ReaderPlace
 from lit_loader.core.transport.messages import listed, position_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lit_loader.core.batch.timings import Timings
+from lit_loader.core.batch.progress import Timings
 from lit_loader.loader import DataLoader
 from lit_loader.profiling.recorder import Recorder
 from lit_loader.profiling.statistics import LoaderStatistics

@@ -15,7 +15,7 @@ import math
 import time
 from typing import Any, Final
 
-from lit_loader.core.batch.timings import Timings
+from lit_loader.core.batch.progress import Timings
 from lit_loader.data.memory import memory_left
 from lit_loader.profiling.controller import Bounds, Controller, Load, Setting
 from lit_loader.profiling.resources import own_memory, processors_of_this_rank

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lit_loader.core.batch.timings import Timings
+from lit_loader.core.batch.progress import Timings
 from lit_loader.describe import short_repr
 
 __all__ = ["trace_events", "write_trace"]

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.core.batch.dataset_attributes import Changes
+from lit_loader.core.batch.batch_spec import Changes
 from lit_loader.core.transport.messages import Task
 from lit_loader.remote.engine import Engine, Failure, Handle, Hello, Role
 

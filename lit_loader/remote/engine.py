@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, Protocol
 
 from lit_loader import __version__
-from lit_loader.core.batch.dataset_attributes import Changes
+from lit_loader.core.batch.batch_spec import Changes
 
 _PACKAGES: Final = ("torch", "numpy", "pillow")
 

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from lit_loader.core.batch.batch_builder import make_batch
-from lit_loader.core.batch.batch_spec import USUAL_MODES
-from lit_loader.core.batch.dataset_attributes import Changes
+from lit_loader.core.batch.batch_spec import USUAL_MODES, Changes
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.executors.worker_setup import WorkerSetup
 from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lit_loader.core.batch.dataset_attributes import Changes
+from lit_loader.core.batch.batch_spec import Changes
 from lit_loader.remote.engine import Failure, Hello, Role, UnreachableError, versions
 from lit_loader.remote.ray_workers import RayWorkers
 
@@ -170,7 +170,7 @@ class RayEngine:
         return Failure(f"{type(error).__name__}: {_said(error):.300}", gone, blamed)
 
     def leave(self) -> None:
-        """Let go of the cluster, which ends all workers: they belong to this job."""
+        """Leave the cluster, which ends all workers: they belong to this job."""
         import ray
 
         self._payload = self._actor = None

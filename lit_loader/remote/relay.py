@@ -38,11 +38,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.core.batch.dataset_attributes import Changes
+from lit_loader.core.batch.batch_spec import Changes
 from lit_loader.core.executors.payload import Links
 from lit_loader.core.executors.process_start import sentinel_of
+from lit_loader.core.system.interrupts import reset_signals
 from lit_loader.core.system.shared_file import Descriptor
-from lit_loader.core.system.signals import reset_signals
 from lit_loader.core.system.stack_dumps import write_stacks_to
 from lit_loader.core.transport.arena import ArenaMap
 from lit_loader.core.transport.messages import (

@@ -18,8 +18,7 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.dataset_attributes import Changes
+from lit_loader.core.batch.batch_spec import BatchSpec, Changes
 from lit_loader.core.executors.payload import Links, freeze_spec
 from lit_loader.core.executors.process_start import importable_main, quiet_start
 from lit_loader.core.executors.worker_process import Notice, RelayExit, WorkerProcess

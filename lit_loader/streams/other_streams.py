@@ -32,7 +32,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from lit_loader.core.state.fingerprint import has_methods
+from lit_loader.core.state.state_validation import has_methods
 from lit_loader.core.state.stateful import OpenStream, is_stateful
 from lit_loader.streams.wrapped import wrapped
 

@@ -20,10 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.loader_state import LoaderState, copied
 from lit_loader.core.state.position import COUNT, Position, Shards
-from lit_loader.core.state.state_validation import brief, damaged, is_count
+from lit_loader.core.state.state_validation import Fingerprint, brief, damaged, is_count
 from lit_loader.core.state.stateful import checked_parts
 from lit_loader.errors import StateError
 from lit_loader.streams.other_streams import advice_on_replay

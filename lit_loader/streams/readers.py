@@ -19,12 +19,11 @@ from collections import defaultdict
 from typing import Any, Final
 
 from lit_loader.context import reading
-from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.dataset_attributes import Changes, apply
+from lit_loader.core.batch.batch_spec import BatchSpec, Changes, apply
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
-from lit_loader.core.seeding.held_generators import HeldGenerators
+from lit_loader.core.seeding.held_generators import NONE_HELD
 from lit_loader.core.seeding.seeds import PassSeeds, seed_globals
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.errors import OptionError
@@ -34,7 +33,6 @@ from lit_loader.streams.reader import Reader
 from lit_loader.streams.state_meter import StateMeter
 
 _START: Final = ReadPoint()
-_NONE_HELD: Final = HeldGenerators((), {}, PassSeeds(0))
 
 
 class Readers:
@@ -64,7 +62,7 @@ class Readers:
         self._next: dict[int, int] = {}  # the task that each can continue with
         self._fresh: Reader | None = None  # one that has searched for generators
         self._meters: defaultdict[int, StateMeter] = defaultdict(StateMeter)
-        self.held = _NONE_HELD
+        self.held = NONE_HELD
         self.seed_globals: Any = seed_globals
         self.samples = 0
         """Samples of the batch made last."""

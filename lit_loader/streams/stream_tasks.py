@@ -12,8 +12,7 @@ from typing import Any
 from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.epoch.pass_tasks import PassTasks
 from lit_loader.core.epoch.passes import Pass
-from lit_loader.core.executors.executor import Task
-from lit_loader.core.executors.outcome import Outcome
+from lit_loader.core.executors.executor import Outcome, Task
 from lit_loader.core.transport.messages import POSITION, position_of, task_number
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.streams.advice import read_twice

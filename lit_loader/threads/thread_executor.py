@@ -37,13 +37,11 @@ from lit_loader.core.batch.batch_builder import builder_of
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.fetch import EndOfData
-from lit_loader.core.batch.progress import Cancelled, Progress
-from lit_loader.core.batch.timings import Timings
+from lit_loader.core.batch.progress import Cancelled, Progress, Timings
 from lit_loader.core.batch.worker_info import WorkerInfo, answer_threads, show
-from lit_loader.core.executors.executor import Executor, Task, Workers
-from lit_loader.core.executors.outcome import Outcome, failure
-from lit_loader.core.executors.stall_watch import LONGEST_LOOK, StallWatch
-from lit_loader.core.seeding.held_generators import find_generators
+from lit_loader.core.executors.executor import Executor, Outcome, Task, Workers, failure
+from lit_loader.core.executors.worker_pool import LONGEST_LOOK, StallWatch
+from lit_loader.core.seeding.held_generators import Found, find_generators
 from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.seeding.shared_draws import SharedDraws
 from lit_loader.core.system.one_core_thread import OneCoreThread, await_threads
@@ -363,7 +361,7 @@ class _Worker:
             progress.begin(number)
             batch = builder.take(indices, progress) if builder.reads_table else None
             if batch is None:
-                batch = self._load(builder, indices, number, task)
+                batch = self._load(lane, indices, number, task)
         except Cancelled:
             return None
         except EndOfData:
@@ -387,13 +385,15 @@ class _Worker:
         outcome.batch = batch
         return outcome
 
-    def _load(self, builder: Any, indices: Any, number: int, task: Task) -> Any:
+    def _load(self, lane: _Lane, indices: Any, number: int, task: Task) -> Any:
         """Build a batch by the user's code, and notice what it draws from."""
         executor, draws = self._executor, self._executor.shared_draws
+        builder = lane.builder
         if not executor.readers:
             with executor.beginning:
                 if not executor.has_begun:  # the dataset's set_epoch is called once
-                    builder.begin(task.epoch, task.seeds, self._progress)
+                    lane.reading.epoch, lane.reading.maker = task.epoch, builder
+                    builder.begin(task.seeds, task.epoch, self._progress)
                     executor.has_begun = True
         seeds = task.seeds if executor.readers else task.seeds._replace(dataset_epoch=UNTOLD)
         before = draws.look()
@@ -413,7 +413,7 @@ class _Worker:
             spec.worker_init_fn(self.number)
         self._initialised = True
         reader = (task.number & POSITION) % executor.readers if executor.readers else self.number
-        builder = builder_of(spec, reader, executor.readers or executor.count, ())
+        builder = builder_of(spec, reader, executor.readers or executor.count, Found())
         builder.seed_globals = lane.reading.generator.manual_seed
         lane.builder = builder
         return builder

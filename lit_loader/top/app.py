@@ -52,7 +52,7 @@ def main(given: Sequence[str] | None = None) -> int:
     """Show what there is; returns the exit code."""
     options = _arguments(given)
     try:
-        if not linux.HERE:
+        if not os.path.isdir(linux.PROC):
             raise NotFound("it reads /proc: use it on Linux")
         live = sys.stdout.isatty() and sys.stdin.isatty() and not options.once
         loaders = [] if live else _looked_twice(options)

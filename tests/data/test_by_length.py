@@ -222,8 +222,8 @@ def test_padding_is_small() -> None:
 def test_batches_of_a_step_cost_about_the_same(shuffle: bool) -> None:
     of = texts(20_000)
     made = TokenBudgetBatchSampler(of, 8192, num_replicas=8, spread=0.2, shuffle=shuffle)
-    assert slowest(list(made), of, tokens, 8) < 1.03
-    assert slowest(list(made), of, padded, 8) < 1.02
+    assert slowest(list(made), of, tokens, 8) < 1.05
+    assert slowest(list(made), of, padded, 8) < 1.03
 
 
 @pytest.mark.parametrize(("size", "bound"), [(16, 1.01), (8, 1.02)])
@@ -391,7 +391,7 @@ class Owing:
         (KINDS[0], Weighed(), {"lengths_from": "cost"}, "attribute 'cost'"),
         (KINDS[0], [1], {"group": 4, "parts": 3}, "group must be a multiple of parts=3"),
         (KINDS[0], [1], {"group": 0}, "group must be a whole number of at least 1"),
-        (KINDS[0], [1], {"costs_in": "cost"}, "did you mean lengths_from?"),
+        (KINDS[0], [1], {"length_from": "cost"}, "did you mean lengths_from?"),
         (KINDS[1], [1.5], {}, "one whole number for each sample"),
         (KINDS[1], [3], {"window": 0}, "window must be a whole number of at least 1"),
         (KINDS[2], Call(int, 3), {}, "attribute 'lengths' that holds them"),

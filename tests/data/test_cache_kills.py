@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from lit_loader import CachedDataset
-from lit_loader.core.system import linux
 from tests.support.decoded import Decoded, all_equal, entries, equal
 from tests.support.killing import Killer
 
@@ -77,15 +76,14 @@ def test_killed_during_a_write(tier: str, tmp_path: Path) -> None:
     for index in range(1, 12):
 
         def half_and_death(index: int = index) -> None:
-            name = "write" if tier == "disk" or linux.HERE else "pwrite"
-            real = getattr(os, name)
+            real = os.write
 
             def strike(fd: int, data: Any, *at: int) -> int:
                 real(fd, data[: len(data) * index // 13], *at)
                 os.kill(os.getpid(), signal.SIGKILL)
                 return 0
 
-            setattr(os, name, strike)
+            os.write = strike
             cached[index]
 
         assert os.WIFSIGNALED(status_of(in_child(half_and_death)))

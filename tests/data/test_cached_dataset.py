@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from lit_loader import CachedDataset, DataLoader, OptionError
-from lit_loader.core.system import linux
 from lit_loader.data import cache_store
 from lit_loader.data.cache_entry import pack, unpack
 from tests.support.decoded import Augment, Decoded, Drawing, ManyAtOnce, all_equal, equal, labels
@@ -169,14 +168,13 @@ def test_no_memory_while_it_is_written(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cached = CachedDataset(Decoded(), "1 GB")
-    name = "write" if linux.HERE else "pwrite"
-    real, calls = getattr(os, name), []
+    real, calls = os.write, []
 
     def full(fd: int, data: Any, *at: int) -> int:
         calls.append(fd)
         return real(fd, data[: len(data) // 2] if len(calls) > 3 else data, *at)
 
-    monkeypatch.setattr(os, name, full)
+    monkeypatch.setattr(os, "write", full)
     for _ in range(2):
         assert all_equal(cached)
     assert cached.figures()[:2] == (3, 49)

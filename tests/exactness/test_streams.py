@@ -35,6 +35,7 @@ from tests.support.datasets import (
 from tests.support.exact import loaded, through_file
 from tests.support.odd_streams import BUILDS, OfIterator, programs
 from tests.support.samples import worker_pids
+from tests.support.stateful_data import STREAMS
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -97,6 +98,7 @@ def mixture(*sources: Any, **options: Any) -> MixtureStream:
 CASES: dict[str, Case] = {
     "no state": Case(Lines),
     "a place": Case(StatefulStream),
+    "its own iterator": Case(lambda: STREAMS["its own iterator"](26)),
     "shuffle buffer": Case(BufferedStream),
     "shuffle buffer, globally": Case(BufferOfTheProcess),
     "large state": Case(lambda: BufferedStream(40, more=bytes(2_000_000))),

@@ -120,14 +120,6 @@ ENDS = """
     standing.undo()
     standing.undo()  # does nothing
 
-    class Derived(TorchLoader[int]):
-        pass
-
-    assert not issubclass(Derived, lit_loader.DataLoader)
-    theirs = Derived(data, batch_size=2)
-    assert [len(x) for (x,) in theirs] == [2, 1]
-    assert [len(x) for (x,) in made] == [1, 1, 1]  # is what it is
-
     theirs = TorchLoader(data, batch_size=2)
     signature, init = inspect.signature(TorchLoader), inspect.signature(TorchLoader.__init__)
     with lit_loader.replace_torch():
@@ -137,6 +129,14 @@ ENDS = """
             assert type(loader) is TorchLoader
             assert isinstance(loader, torch.utils.data.DataLoader)
             assert [len(x) for (x,) in loader] == [2, 1]
+
+    class Derived(TorchLoader[int]):
+        pass
+
+    assert not issubclass(Derived, lit_loader.DataLoader)
+    theirs = Derived(data, batch_size=2)
+    assert [len(x) for (x,) in theirs] == [2, 1]
+    assert [len(x) for (x,) in made] == [1, 1, 1]  # is what it is
 """
 
 

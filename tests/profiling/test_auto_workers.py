@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 
-from lit_loader import DataLoader, LoaderConfig, LoaderDataModule
+from lit_loader import DataLoader, LoaderDataModule
 from lit_loader.profiling import auto_workers, resources
 from lit_loader.profiling.auto_workers import AutoWorkers
 from tests.support.by_chance import Endless, Random, by_chance
@@ -100,11 +100,6 @@ def test_a_number_may_take_its_place_and_the_other_way_round() -> None:
         loader.num_workers = "auto"
         assert len(batches(loader)) == 60
         assert loader.statistics().evidence.auto is not None
-
-
-def test_a_number_in_text_comes_from_hydra() -> None:
-    assert LoaderConfig.from_options(num_workers="3").num_workers == 3
-    assert LoaderConfig.from_options(num_workers="auto").num_workers == "auto"
 
 
 @pytest.mark.parametrize(

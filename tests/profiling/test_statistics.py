@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
+from lit_loader.core.batch.progress import WINDOW, BatchLog, Timings
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.profiling.recorder import ENOUGH, JUDGED, Recorder, evidence_of
 from tests.support.delays import DELAY, SAMPLES, STAGES, Collate, Delayed, delay

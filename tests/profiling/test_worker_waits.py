@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from lit_loader.core.system import worker_waits
-from lit_loader.core.system.worker_waits import PAUSE, WorkerWaits
+from lit_loader.core.batch.progress import WorkerWaits
 
 try:
     Path("/proc/self/syscall").read_text()
@@ -59,24 +58,3 @@ def test_what_a_process_waits_for(target: Callable[..., None], locked: int, tmp_
         process.kill()
         process.join()
         process.close()
-
-
-def test_gone_processes_count_as_not_waiting() -> None:
-    waits = WorkerWaits()
-    waits.look([0, 2**22 + 1])
-    assert list(waits.looks) == [False, False]
-
-
-def test_pauses_between_looks_are_uneven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that no loop keeps in time with them."""
-    now = 10**12
-    monkeypatch.setattr(worker_waits.time, "monotonic_ns", lambda: now)
-    waits, pauses = WorkerWaits(), set[int]()
-    for _ in range(20):
-        left = waits.left()
-        assert PAUSE / 2 <= 1e9 * left <= 1.5 * PAUSE
-        now += int(1e9 * left) // 2
-        assert waits.left() < left  # until then it is the same look
-        now += int(1e9 * left)
-        pauses.add(round(20 * 1e9 * left / PAUSE))
-    assert len(pauses) > 10

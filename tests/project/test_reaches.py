@@ -24,7 +24,7 @@ SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text()
            for path in sorted(PACKAGE.rglob("*.py"))}  # fmt: skip
 
 DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace", "_thread",
-              "_target_", "_convert_", "_dataloader", "_inherit"}  # fmt: skip
+              "_target_", "_convert_", "_names_", "_dataloader", "_inherit"}  # fmt: skip
 OTHERS = {"_getframe", "_current_frames", "currentframe", "f_back", "f_code", "f_globals",
           "f_locals", "gi_frame", "tb_frame", "get_objects", "get_referents", "get_referrers",
           "import ctypes", "import dis", "import opcode"}  # fmt: skip

@@ -24,7 +24,7 @@ PURE = {"batch", "options", "sampling", "seeding", "system", "transport"}
 SPAWNING = {
     "core/epoch/test_limits.py", "core/executors/test_recovery.py",
     "core/executors/test_shared_buffers.py", "core/executors/test_start.py",
-    "core/system/test_portable.py", "core/transport/test_carrier.py",
+    "core/system/test_without_memfd.py", "core/transport/test_carrier.py",
     "core/transport/test_pickling.py", "data/test_cached_dataset.py", "data/test_collation.py",
     "diagnostics/test_stall.py", "exactness/test_map_style.py", "faults/test_fault_matrix.py",
     "faults/test_faults.py", "lightning/test_strategies.py", "parity/test_arguments.py",

@@ -1,9 +1,8 @@
-"""What the default run leaves to ``-m slow``, and what Linux alone has, which others leave out.
+"""What the default run leaves to ``-m slow``.
 
 The default run is to be over in nine minutes on two idle cores. So of tests
 that start an interpreter or a Trainer for each cell it has one cell of a kind, and of the large
-matrices some cells in turn; ``-m slow`` runs the others. ``LIT_LOADER_PORTABLE=1`` leaves out what
-is of Linux alone.
+matrices some cells in turn; ``-m slow`` runs the others.
 """
 
 import fnmatch
@@ -11,8 +10,6 @@ from collections import Counter
 from typing import Final
 
 import pytest
-
-from lit_loader.core.system import linux
 
 LONG: Final = (
     "data/test_collation.py::test_through_a_worker[[]spawn*",
@@ -56,17 +53,6 @@ THINNED: Final = {
 _GIVEN_BACK: Final = "memory is given back by holes in a memfd"
 _FOUND: Final = "files in memory are found by their label"
 _SPARSE: Final = "a file takes its room on the disk beforehand"
-LINUX: Final = {
-    "core/epoch/test_limits.py::test_a_full_disk_behind_the_temporary_directory": _SPARSE,
-    "core/epoch/test_limits.py::test_too_few_open_files_for_the_workers": (
-        "multiprocessing leaves a pipe open if there is no room for its second one"
-    ),
-    "memory/test_arena_memory.py": _GIVEN_BACK,
-    "memory/test_held_tensors.py": _GIVEN_BACK,
-    "node/": _FOUND,
-    "top/": "/proc says what there is to be seen",
-}
-"""Beginning of a test's name to what is Linux's in it."""
 
 
 def leave_to_slow(items: list[pytest.Item]) -> None:
@@ -84,11 +70,3 @@ def leave_to_slow(items: list[pytest.Item]) -> None:
         name = function + bracket + cell
         if spawned or thinned or any(fnmatch.fnmatchcase(name, pattern) for pattern in LONG):
             item.add_marker("slow")
-
-
-def leave_out_linux(items: list[pytest.Item]) -> None:
-    """Skip what is of Linux alone, where the package does without."""
-    for item in items if not linux.HERE else ():
-        for begin, reason in LINUX.items():
-            if item.nodeid.removeprefix("tests/").startswith(begin):
-                item.add_marker(pytest.mark.skip(reason=f"on Linux alone: {reason}"))

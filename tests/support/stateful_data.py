@@ -1,7 +1,7 @@
 """Datasets and samplers of every kind that torchdata's Stateful protocol knows.
 
 Each draws its order where it begins, if it is told to, and random numbers for every sample; some
-keep generators in their states.
+keep generators in their states. What was called of the protocol is noted in ``calls``.
 """
 
 import random
@@ -30,6 +30,7 @@ class Ordered:
     def __init__(self, length: int, shuffle: str = "no", keeps: bool = False) -> None:
         self.length, self.shuffle, self.keeps = length, shuffle, keeps
         self.rng = random.Random(5)
+        self.calls: list[str] = []
 
     def order(self) -> list[int]:
         numbers = list(range(self.length))
@@ -57,6 +58,7 @@ class Place(Cursor):
         return self.owner.told(position=self.position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.owner.calls.append("load iterator")
         super().load_state_dict(state)
         self.owner.brought(state)
 
@@ -65,6 +67,7 @@ class IteratorState:
     """The iterator has the state."""
 
     def __iter__(self: Any) -> Iterator[Any]:
+        self.calls.append("iter")
         return Place(self, self.share())
 
 
@@ -75,6 +78,7 @@ class OwnState:
     wraps = False  # whether it begins anew behind its end
 
     def __iter__(self: Any) -> Iterator[Any]:
+        self.calls.append("iter")
         self.position, self.start = self.start % self.length if self.wraps else self.start, 0
         for number in self.share()[self.position :]:
             self.position += 1
@@ -84,6 +88,7 @@ class OwnState:
         return self.told(position=self.position)
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        self.calls.append("load")
         self.start = state["position"]
         self.brought(state)
 
@@ -94,6 +99,7 @@ class ItsOwnIterator:
     position = 0
 
     def __iter__(self: Any) -> Iterator[Any]:
+        self.calls.append("iter")
         self.items, self.position = self.share(), 0
         return self
 
@@ -107,6 +113,7 @@ class ItsOwnIterator:
         return self.told(position=self.position)
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        self.calls.append("load iterator")
         self.position = state["position"]
         self.brought(state)
 
@@ -129,6 +136,7 @@ class BothStates(IteratorState):
         return self.told(shift=self.shift)
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        self.calls.append("load")
         self.shift, self.brought_to = state["shift"], True
         self.brought(state)
 
@@ -146,6 +154,7 @@ class Stream(Ordered, IterableDataset[Tensor]):
         return item(1000 * self.shift + number)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Tensor]:
+        self.calls.append("iter")
         return map(self.item, self.share())
 
 
@@ -190,6 +199,7 @@ class Drawn(Ordered, Sampler[int]):
         return self.order()
 
     def __iter__(self) -> Iterator[int]:
+        self.calls.append("iter")
         return map(self.item, self.share())
 
 

@@ -16,17 +16,22 @@ sample.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.context import reading
-from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
+from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport, Changes, apply
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.batch.dataset_attributes import Changes, apply
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.seeding import generator_lock
-from lit_loader.core.seeding.held_generators import MAX_OBJECTS, HeldGenerators, find_generators
+from lit_loader.core.seeding import loader_seeds
+from lit_loader.core.seeding.held_generators import (
+    MAX_OBJECTS,
+    NONE_HELD,
+    Found,
+    HeldGenerators,
+    find_generators,
+)
 from lit_loader.core.seeding.seeds import (
     BATCH,
     SAMPLE,
@@ -43,14 +48,11 @@ from lit_loader.describe import annotate
 if TYPE_CHECKING:
     from lit_loader.core.batch.read_pool import ReadPool, Sample
 
-__all__ = ["BEGINNING", "SET_EPOCH", "BatchBuilder", "builder_of", "make_batch"]
-
 _REPLACEMENTS: Final = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING: Final = 0xBE61  # … and what comes before an epoch's first sample
 SET_EPOCH: Final = 0
 """A stage of what comes before the first sample; see `streams/reader.py`."""
 
-_Found = Iterable[tuple[str, Any]]
 _new = tuple.__new__
 
 
@@ -59,7 +61,7 @@ class BatchBuilder:
 
     ``worker`` is this reader's number among the ``num_readers`` of this rank: the worker's, unless
     the spec says how many readers there are. ``found`` are the generators that the dataset holds,
-    where they are known for the first pass.
+    where they are known for the first pass: they are not searched for again.
     """
 
     def __init__(
@@ -67,15 +69,14 @@ class BatchBuilder:
         spec: BatchSpec,
         worker: int = 0,
         num_readers: int = 1,
-        found: _Found | None = None,
+        found: Found | None = None,
     ) -> None:
         self._spec = spec
-        self._num_readers = num_readers
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         self._collates_into_slot = spec.default_collation
         self._fetcher: Any = None  # a `MapFetcher`, but in a reader of a stream
         self._found = found
-        self.held = HeldGenerators((), {}, PassSeeds(0))
+        self.held = NONE_HELD
         # None: nothing draws from the global generators, so they are not seeded.
         self.seed_globals: Callable[[int], object] | None = seed_globals
         self._seeded: tuple[int, ...] | None = None  # what was seeded for last
@@ -141,17 +142,19 @@ class BatchBuilder:
         progress.collating(self.samples)
         return batch
 
-    def enter(self, seeds: PassSeeds, epoch: int) -> bool:
-        """Take up a pass, and search for generators; return whether it is a new one."""
-        if self._pass == (seeds, epoch):
-            return False
-        self._pass, self._seeds = (seeds, epoch), seeds
-        if self._found is not None:
-            found, self._found = self._found, None
-            self._hold(found, seeds)
-        else:
+    def enter(self, seeds: PassSeeds, epoch: int) -> None:
+        """Take up a pass, and search for generators, unless that is done."""
+        if self._pass != (seeds, epoch):
+            self._pass, self._seeds, self._fetcher = (seeds, epoch), seeds, None
             self._search(seeds)
-        return True
+
+    def begin(self, seeds: PassSeeds, epoch: int, progress: Progress) -> None:
+        """Begin a pass in the dataset, unless that is done."""
+        self.enter(seeds, epoch)
+        if self._fetcher is None:
+            progress.beat()
+            self._announce_epoch(seeds)
+            self._fetcher = self._new_map_fetcher()
 
     def load(
         self, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
@@ -161,7 +164,10 @@ class BatchBuilder:
         Cancelled: it is no longer wanted.
         """
         spec, rng, context = self._spec, self.rng, reading()
-        self.begin(epoch, seeds, progress)
+        # At every batch: loaders with num_workers=0 may take turns in one process.
+        context.epoch, context.shard, context.maker = epoch, self._share, self
+        if self._fetcher is None or self._pass != (seeds, epoch):
+            self.begin(seeds, epoch, progress)
         number = number * spec.num_replicas + spec.rank
         rng.begin(seeds.seed, number)
         if not self._seeds_samples:
@@ -178,14 +184,6 @@ class BatchBuilder:
         if self._notes or (tried is not None and (tried.errors or tried.retries)):
             return self.with_report(batch)
         return batch
-
-    def begin(self, epoch: int, seeds: PassSeeds, progress: Progress) -> None:
-        """Take up a batch of a pass; if it is the first one, begin the pass."""
-        context = reading()
-        # At every batch: loaders with num_workers=0 may take turns in one process.
-        context.epoch, context.shard, context.maker = epoch, self._share, self
-        if self.enter(seeds, epoch) or self._fetcher is None:
-            self._begin_pass(seeds, progress)
 
     def collate(self, samples: Any, progress: Progress, indices: Any = None) -> Any:
         """Make a batch of its samples, which have these indices if they are known."""
@@ -237,11 +235,6 @@ class BatchBuilder:
             return None
         return extend(self._seeds.seed, *self._seeded) >> 1
 
-    def _begin_pass(self, seeds: PassSeeds, progress: Progress) -> None:
-        progress.beat()
-        self._announce_epoch(seeds)
-        self._fetcher = self._fetcher or self._new_map_fetcher()
-
     def _announce_epoch(self, seeds: PassSeeds) -> None:
         """Tell the dataset its epoch if the program has told the loader one."""
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
@@ -252,10 +245,18 @@ class BatchBuilder:
             self._search(seeds)  # it may have made other generators
 
     def _search(self, seeds: PassSeeds) -> None:
-        """Search for the generators that the dataset and its functions hold."""
-        spec = self._spec
-        found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn)
-        self._hold(found.generators, seeds)
+        """Search for the generators that are to be seeded."""
+        spec, found, self._found = self._spec, self._found, None
+        if found is None:
+            found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn)
+        pairs = found.generators
+        if spec.shared_generators is not None:  # a worker thread
+            # Only a shard has a dataset of its own.
+            mine = () if spec.shards is None else pairs
+            pairs = tuple(pair for pair in mine if id(pair[1]) not in spec.shared_generators)
+        elif self._pool is not None:
+            self._pool.look_for(pairs)
+        self.held = HeldGenerators(pairs, spec.held, seeds)
         if spec.reseed_fn is not None:
             return
         if found.cut is not None:
@@ -269,16 +270,6 @@ class BatchBuilder:
                     f"{path} is a random.SystemRandom, which no seed determines, so batches differ "
                     "from run to run. Use random.Random"
                 )
-
-    def _hold(self, found: _Found, seeds: PassSeeds) -> None:
-        """Take the generators that were found for those that are to be seeded."""
-        spec, shared = self._spec, self._spec.shared_generators
-        if shared is not None:  # a worker thread: only a shard has a dataset of its own
-            pairs = () if spec.shards is None else found
-            found = [(path, each) for path, each in pairs if id(each) not in shared]
-        elif self._pool is not None:
-            self._pool.look_for(found)
-        self.held = HeldGenerators(found, spec.held, seeds)
 
     def _seed(self, *parts: int) -> None:
         """Seed every generator that the dataset may draw from, for what ``parts`` name."""
@@ -314,7 +305,7 @@ class BatchBuilder:
 
     def _new_map_fetcher(self) -> MapFetcher:
         spec = self._spec
-        threads = self._pool, self._sample_at
+        threads = () if self._pool is None else (self._pool, self._sample_at)
         if spec.tolerance is not None:
             fetcher: MapFetcher = spec.tolerance.map_fetcher(
                 spec, self._attempts, self._replacement_seed, *threads
@@ -324,12 +315,11 @@ class BatchBuilder:
         return MapFetcher(spec.dataset, spec.batched, before_sample, *threads)
 
     def _replacement_seed(self, index: Any) -> int:
-        assert self._pass is not None
-        return extend(self._pass[0].seed, _REPLACEMENTS, index_number(index))
+        return extend(self._seeds.seed, _REPLACEMENTS, index_number(index))
 
 
 def builder_of(
-    spec: BatchSpec, worker: int = 0, num_workers: int = 1, found: _Found | None = None
+    spec: BatchSpec, worker: int = 0, num_workers: int = 1, found: Found | None = None
 ) -> Any:
     """Return what builds a process's batches: a worker's, or without any the loader's.
 
@@ -351,7 +341,7 @@ def make_batch(
         batch = builder.take(indices, progress)
         if batch is not None:
             return batch
-    with generator_lock.lock:  # a thread of the dataset's may iterate a loader
+    with loader_seeds.lock:  # a thread of the dataset's may iterate a loader
         try:
             return builder.load(indices, number, epoch, seeds, progress)
         finally:

@@ -19,10 +19,8 @@ import torch
 from torch.utils.data import default_convert as default_convert
 from torch.utils.data._utils import collate as rules  # reach: torch: rules of default_collate
 
-from lit_loader.core.transport.dtypes import TORCH_DTYPES
+from lit_loader.core.transport.codec import TORCH_DTYPES
 from lit_loader.describe import public
-
-__all__ = ["Empty", "collate_privately", "default_collate", "default_convert", "like"]
 
 Empty: TypeAlias = Callable[[Sequence[int], torch.dtype], "torch.Tensor | None"]
 """Gives an uninitialised contiguous tensor in slot memory, or None where there is no room."""
@@ -52,16 +50,20 @@ def default_collate(samples: Sequence[Any], empty: Empty | None = None) -> Any:
             sparse and nested tensors.
         KeyError: A key of the first mapping is missing in another one.
     """
-    first = samples[0]
+    first, kind = samples[0], type(samples[0])
     registered = rules.default_collate_fn_map
     # torch's rule: that of the exact type, or of the first type that fits.
-    rule = registered.get(type(first)) or _fitting(registered, first)
+    rule = registered.get(kind)
+    if rule is None:
+        for each in registered:
+            if isinstance(first, each):
+                rule = registered[each]
+                break
     if rule is not None:
         own = _OWN_RULES.get(rule)
         if own is not None:
             return own(samples, empty)
         return rule(samples, collate_fn_map=registered)
-    kind = type(first)
     if kind is tuple or kind is list:  # as nearly always: what follows asks abstract classes
         return _collate_sequences(samples, empty)
     if isinstance(first, Mapping):
@@ -88,13 +90,6 @@ def _stack_privately(
     samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None
 ) -> torch.Tensor:
     return _collate_tensors(samples, None)
-
-
-def _fitting(registered: Mapping[Any, Any], element: object) -> Callable[..., Any] | None:
-    for kind in registered:
-        if isinstance(element, kind):
-            return registered[kind]  # type: ignore[no-any-return]
-    return None
 
 
 def _collate_tensors(samples: Sequence[torch.Tensor], empty: Empty | None) -> torch.Tensor:
@@ -144,25 +139,14 @@ def _collate_arrays(samples: Sequence[Any], empty: Empty | None) -> torch.Tensor
 
 def _collate_scalars(samples: Sequence[Any], empty: Empty | None) -> torch.Tensor:
     """NumPy scalars and Python numbers; through NumPy where the dtype is plain, for speed."""
+    first = samples[0]
     if len(set(map(type, samples))) == 1:
         array = np.array(samples)
-        if array.dtype in TORCH_DTYPES:
+        # Of integers too large for that torch has its own words.
+        if array.dtype in TORCH_DTYPES and (type(first) is not int or array.dtype == np.int64):
             return torch.from_numpy(array)
-    return torch.as_tensor(samples)
-
-
-def _collate_floats(samples: Sequence[float], empty: Empty | None) -> torch.Tensor:
-    if set(map(type, samples)) == {float}:
-        return torch.from_numpy(np.array(samples))
-    return torch.tensor(samples, dtype=torch.float64)
-
-
-def _collate_ints(samples: Sequence[int], empty: Empty | None) -> torch.Tensor:
-    if set(map(type, samples)) == {int}:
-        array = np.array(samples)
-        if array.dtype == np.int64:  # else too large: torch has its own words for that
-            return torch.from_numpy(array)
-    return torch.tensor(samples)
+    is_float = isinstance(first, float) and not isinstance(first, np.generic)
+    return torch.as_tensor(samples, dtype=torch.float64 if is_float else None)
 
 
 def _collate_text(samples: Sequence[Any], empty: Empty | None) -> Sequence[Any]:
@@ -214,7 +198,7 @@ _OWN_RULES: dict[Callable[..., Any], Callable[[Any, Empty | None], Any]] = {
     _stack_privately: _collate_tensors,
     rules.collate_numpy_array_fn: _collate_arrays,
     rules.collate_numpy_scalar_fn: _collate_scalars,
-    rules.collate_float_fn: _collate_floats,
-    rules.collate_int_fn: _collate_ints,
+    rules.collate_float_fn: _collate_scalars,
+    rules.collate_int_fn: _collate_scalars,
     rules.collate_str_fn: _collate_text,
 }

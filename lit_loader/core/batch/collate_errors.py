@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["why_not_collated"]
-
 
 def why_not_collated(samples: Sequence[Any], indices: Any = None) -> str | None:
     """Say where a sample differs from the first one; None: nowhere that shows.

@@ -20,29 +20,34 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from lit_loader.context import Reading, read_apart, reading
 from lit_loader.core.batch.batch_spec import TorchModes
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import answer_threads
-from lit_loader.core.seeding.generator_lock import lent_to_others
+from lit_loader.core.seeding.loader_seeds import lent_to_others
 from lit_loader.core.seeding.seeds import BatchRng
 from lit_loader.core.seeding.shared_draws import SharedDraws
 from lit_loader.core.system.one_core_thread import OneCoreThread, await_threads
 
-__all__ = ["ReadPool", "Sample"]
-
 _GRACE: Final = 0.5
 """Seconds that the end of a pool waits at most for threads that are at a sample."""
 
+_Read = Callable[[Any, Any], Any]
+
 
 class Sample:
-    """What one sample is read with, in the thread that reads it.
+    """What one sample is read with, in the thread that reads it; and what came of that.
 
     ``rng`` makes its generators, ``seed`` is the answer of ``get_worker_info().seed``, ``note``
     takes what the user is to be warned of, and ``beat`` notes that there is progress.
     """
+
+    value: Any = None
+    error: BaseException | None = None
+    is_done = False
+    tokens = nanoseconds = 0
 
     def __init__(
         self,
@@ -67,22 +72,6 @@ class Sample:
         self._beat()
 
 
-class _Batch(NamedTuple):
-    """A batch that is being read."""
-
-    read: Callable[[Any, Any], Any]
-    context: Reading  # of the thread that builds the batch
-    answers: SimpleQueue[_Answer]
-
-
-class _Answer(NamedTuple):
-    number: int  # the job's
-    value: Any = None
-    error: BaseException | None = None
-    tokens: int = 0
-    nanoseconds: int = 0
-
-
 class ReadPool:
     """Reads the samples of one batch at a time, by ``count`` threads."""
 
@@ -98,11 +87,7 @@ class ReadPool:
         self.draws = SharedDraws(found)
 
     def read(
-        self,
-        read: Callable[[Any, Any], Any],
-        items: Sequence[Any],
-        samples: Sequence[Sample],
-        progress: Progress,
+        self, read: _Read, items: Sequence[Any], samples: Sequence[Sample], progress: Progress
     ) -> list[Any]:
         """Return ``[read(item, sample) for …]``, each called in a thread.
 
@@ -112,19 +97,20 @@ class ReadPool:
         """
         if self._pid != os.getpid():
             self._start()
-        batch, draws = _Batch(read, reading(), SimpleQueue()), self.draws
+        answers, draws, context = SimpleQueue[Sample](), self.draws, reading()
         before = None if draws is None else draws.look()
-        for number, item in enumerate(items):
-            self._jobs.put((batch, number, item, samples[number]))
+        for item, sample in zip(items, samples, strict=True):
+            self._jobs.put((read, item, sample, context, answers))
         try:
             with lent_to_others():  # a sample may iterate a loader
-                found = _gathered(batch, samples, progress)
+                _await(samples, answers, progress)
         finally:
             for sample in samples:  # if this is an exception, of a signal handler, say
                 sample.is_wanted = False
         if draws is not None and (report := draws.report(before)) is not None:
-            reading().maker.note(report)
-        return found
+            context.maker.note(report)
+        context.tokens += sum(sample.tokens for sample in samples)
+        return [sample.value for sample in samples]
 
     def _start(self) -> None:
         answer_threads()
@@ -140,37 +126,40 @@ class ReadPool:
         self._pid = os.getpid()
 
 
-def _gathered(batch: _Batch, samples: Sequence[Sample], progress: Progress) -> list[Any]:
-    """Wait for a batch's answers; report the first sample that is not there as being read."""
-    answers: dict[int, _Answer] = {}
-    first, failed, cancelled = 0, len(samples), None
-    while len(answers) < len(samples):
-        answer = batch.answers.get()
-        answers[answer.number] = answer
-        if answer.error is not None and answer.number < failed:
-            failed = answer.number
-            for sample in samples[failed:]:
-                sample.is_wanted = False
-        while first in answers:
+def _await(samples: Sequence[Sample], answers: SimpleQueue[Sample], progress: Progress) -> None:
+    """Wait until all samples are done; report the first one that is not as being read."""
+    cancelled: Cancelled | None = None
+    first, last = 0, len(samples) - 1
+    for _ in samples:
+        done = answers.get()
+        done.is_done = True
+        if done.error is not None:
+            _give_up(samples, done.place)
+        while first < last and samples[first].is_done:
             first += 1
         try:
-            progress.step(samples[min(first, len(samples) - 1)].place)
+            progress.step(samples[first].place)
         except Cancelled as error:
             cancelled = error
-            for sample in samples:
-                sample.is_wanted = False
+            _give_up(samples, 0)
     if cancelled is not None:
         raise cancelled
-    slowest = max(answers.values(), key=lambda answer: answer.nanoseconds)
-    progress.slowest, progress.slowest_at = slowest.nanoseconds, samples[slowest.number].place
-    if (raised := answers[min(failed, len(samples) - 1)].error) is not None:
-        progress.place = samples[failed].place
-        try:
-            raise raised
-        finally:
-            del raised, answers, answer  # the traceback holds this frame
-    reading().tokens += sum(answer.tokens for answer in answers.values())
-    return [answers[number].value for number in range(len(samples))]
+    slowest = max(samples, key=lambda sample: sample.nanoseconds)
+    progress.slowest, progress.slowest_at = slowest.nanoseconds, slowest.place
+    for sample in samples:
+        if (raised := sample.error) is not None:
+            progress.place, sample.error = sample.place, None
+            try:
+                raise raised
+            finally:
+                del raised  # the traceback holds this frame
+
+
+def _give_up(samples: Sequence[Sample], place: int) -> None:
+    """Begin no more samples from a place on."""
+    for sample in samples:
+        if sample.place >= place:
+            sample.is_wanted = False
 
 
 def _serve(jobs: SimpleQueue[Any], modes: TorchModes) -> None:
@@ -183,24 +172,23 @@ def _serve(jobs: SimpleQueue[Any], modes: TorchModes) -> None:
             del job
 
 
-def _read(own: Reading, batch: _Batch, number: int, item: Any, sample: Sample) -> None:
+def _read(
+    own: Reading, read: _Read, item: Any, sample: Sample, context: Reading, answers: Any
+) -> None:
     """Read one sample, and answer."""
-    if not sample.is_wanted:
-        batch.answers.put(_Answer(number))
-        return
-    context, value, error = batch.context, None, None
-    own.epoch, own.shard = context.epoch, context.shard
-    own.of_thread, own.info = context.of_thread, context.info
-    own.maker, own.tokens, began = sample, 0, time.monotonic_ns()
+    own.epoch, own.shard, own.info = context.epoch, context.shard, context.info
+    own.of_thread, own.maker, own.tokens = context.of_thread, sample, 0
+    began = time.monotonic_ns()
     try:
-        value = batch.read(item, sample)
+        if sample.is_wanted:
+            sample.value = read(item, sample)
     except Cancelled:
         pass
     except BaseException as raised:  # raised again where the batch is built
-        error = raised
+        sample.error = raised
     own.maker = None
-    took = time.monotonic_ns() - began
-    batch.answers.put(_Answer(number, value, error, own.tokens, took))
+    sample.tokens, sample.nanoseconds = own.tokens, time.monotonic_ns() - began
+    answers.put(sample)
 
 
 def _end(jobs: SimpleQueue[Any], threads: list[OneCoreThread]) -> None:

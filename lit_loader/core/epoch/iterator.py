@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -26,9 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.epoch.torch_surface import TorchSurface
-from lit_loader.core.executors.executor import Executor, PoolClosed, Workers
-from lit_loader.core.executors.outcome import FewerWorkers, Outcome
-from lit_loader.core.seeding.generator_lock import GeneratorLock
+from lit_loader.core.executors.executor import Executor, FewerWorkers, Outcome, PoolClosed, Workers
+from lit_loader.core.seeding.loader_seeds import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.viewer_page import GIVEN, SINCE
@@ -36,7 +36,7 @@ from lit_loader.describe import warn
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 
 if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
-    from lit_loader.core.executors.healer import Healer
+    from lit_loader.core.executors.pool_executor import Healer
 
 __all__ = ["LoaderIterator"]
 
@@ -209,7 +209,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if not outcome.ended:
                 break
             tasks.settle()
-        if self._here is None:
+        if not self._here:
             self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
         if tail:
             tail.given(tasks.place)
@@ -227,7 +227,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         known = len(tasks.tasks) + len(ahead.tasks) - len(tasks.again)
         if tasks.given is not None:
             known -= 1
-        room = executor.room(known)
+        room = 0 if self._here else executor.room(known)  # made when they are asked for
         while tasks.again or room > 0 or known < least:
             task = tasks.next_task()
             if task is None:
@@ -275,7 +275,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         core, batch, timings = self._core, outcome.batch, outcome.timings
         number, executor, made = outcome.number & POSITION, self._executor, tasks.made
         assert executor is not None
-        indices = tasks.tasks[outcome.number].indices
+        task = tasks.tasks[outcome.number]
+        indices = task.indices
         if tasks.reads_streams:
             indices = None
             self._count(timings.samples)
@@ -284,7 +285,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         if timings.slowest:
             timings.slowest_index = _item(indices, timings.slowest_at)
         given = time.monotonic_ns()
-        timings.epoch, timings.number, timings.asked = made.epoch, number, began
+        timings.epoch, timings.number, timings.asked = task.epoch, number, began
         mine = timings.pin if self._thread is None else 0
         timings.wait = given - began - (mine or (0 if timings.pin else timings.decode))
         if self._given:
@@ -333,7 +334,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         if self._here:
             from lit_loader.core.executors.inline import Inline
 
-            inline = self._executor = Inline(core.spec(made), self._pin)
+            found, made.found = made.found, None  # later the dataset may hold others
+            spec = core.spec(made)
+            inline = self._executor = Inline(spec, self._pin, made.seeds, made.epoch, found)
             self._draws = inline.draws
             tasks.restart_all(ahead.arrived)
             return inline
@@ -362,10 +365,10 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 core.show(page, self)
         return executor  # type: ignore[no-any-return]
 
-    def _let_go(self, reusable: bool) -> None:
+    def _let_go(self, reusable: bool, exits: Callable[[], bool] = sys.is_finalizing) -> None:
         """Return the executor, keeping what has come in; a second call does nothing."""
         finalizer, executor = self._finalizer, self._executor
-        if executor is None:
+        if executor is None or exits():  # then the names of this module may be gone
             return
         if finalizer is None:
             self._executor = None
@@ -425,7 +428,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     def healer(self) -> Healer:
         """Replaces this pass's workers."""
         if self._healer is None:
-            from lit_loader.core.executors.healer import Healer
+            from lit_loader.core.executors.pool_executor import Healer
 
             self._healer = Healer(*self._limits, self._core.iterable, self._core.seams)
         return self._healer
@@ -461,12 +464,12 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._ended = True
         if self._tail is not None:
             self._tail.end()
-        delivered = place.now().delivered
         errors, nothing = self._sample_errors, None
         if errors is not None and not place.start.delivered:  # a resumed one had batches before
-            nothing = errors.end(made.epoch, delivered)
+            nothing = errors.end(made.epoch, place.now().delivered)
         core.passes.warn_if_empty(made)
         if tasks.reads_streams and not (errors and errors.count):
+            delivered = place.now().delivered
             core.warn_once(core.seams.words().short_epoch(core, self._promised, delivered))
         return nothing or StopIteration()
 

@@ -15,9 +15,9 @@ from typing import Any
 from lit_loader.core.epoch.loader_core import LoaderCore
 from lit_loader.core.sampling.orders import ORDER
 from lit_loader.core.sampling.sampler_view import order_name
-from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of, has_methods
 from lit_loader.core.state.loader_state import LoaderState
 from lit_loader.core.state.position import COUNT, Position
+from lit_loader.core.state.state_validation import Fingerprint, fingerprint_of, has_methods
 
 __all__ = ["load_state", "state_of", "take_state"]
 
@@ -79,29 +79,20 @@ def _fingerprint(core: LoaderCore) -> Fingerprint:
         length: int | None = len(core.dataset)
     except (TypeError, NotImplementedError):
         length = None
-    common: Fingerprint = {
+    rank, replicas = core.replica
+    found: Fingerprint = {
         "dataset_length": length,
         "seed": core.seeds.seed,
         "seeding": loader.seeding,
+        "num_replicas": replicas,
+        "order": order_name(loader.sampler if plan is None else plan.source),
+        "batch_size": loader.batch_size if plan is None or plan.single else plan.size,
     }
-    if plan is None:
-        rank, replicas = core.given_replica or (None, 1)
-        own: Fingerprint = {
-            "order": order_name(loader.sampler),
-            "batch_size": loader.batch_size,
-            "num_replicas": replicas,
-            "rank": rank if replicas != 1 else None,
-            "num_workers": max(1, loader.num_workers),
-        }
-        if core.shards is not None:
-            own |= {"rank": None, "num_workers": None, COUNT: core.shards.count}
+    if plan is not None:
+        found |= plan.fingerprint()
+    elif core.shards is not None:
+        found[COUNT] = core.shards.count
     else:
-        own = {
-            "order": order_name(plan.source),
-            "batch_size": loader.batch_size if plan.single else plan.size,
-            "num_replicas": plan.num_replicas,
-            "rank": None,
-            "num_workers": None,
-            **plan.fingerprint(),
-        }
-    return common | own | fingerprint_of("dataset", core.dataset)
+        found["num_workers"] = max(1, loader.num_workers)
+        found["rank"] = rank if replicas != 1 else None
+    return found | fingerprint_of("dataset", core.dataset)

@@ -29,11 +29,10 @@ from typing import Any, Final
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from lit_loader.core.batch.batch_spec import BatchSpec, TorchModes
-from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
+from lit_loader.core.batch.progress import WINDOW, BatchLog, Timings
 from lit_loader.core.epoch.iterator import LoaderIterator
-from lit_loader.core.epoch.pass_options import PassOptions
 from lit_loader.core.epoch.pass_tasks import NextEpochTasks
-from lit_loader.core.epoch.passes import Pass, Passes
+from lit_loader.core.epoch.passes import Pass, Passes, PassOptions
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
 from lit_loader.core.epoch.worker_keeper import WorkerKeeper
@@ -61,6 +60,8 @@ A ``_get_iterator()`` that a program calls by itself has new ones, as with torch
 dataset as it is now.
 """
 
+_UNPLANNED: Final = ShownSamplers(None, None)
+
 _OF_THE_PROCESS: Final = (
     *("_loader", "_lock", "pid", "keeper", "options", "of_process", "_started", "_kept_draw"),
 )
@@ -85,9 +86,10 @@ class LoaderCore:
     ) -> None:
         self.seeds, self.seams, self.log = seeds, seams, BatchLog()
         self.dataset: Any = None  # as the iterator made last has found it
+        self.iterable = True  # whether it is an iterable one: it has no plan
         self.given_replica = replica
         self._num_shards = shards
-        self._planned_for = ShownSamplers(None, None)
+        self._planned_for = _UNPLANNED
         self.passes = Passes(seeds)
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
         self.auto: Any = None  # with ``num_workers="auto"``
@@ -109,7 +111,7 @@ class LoaderCore:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
-        seeds = self.seeds.of_copy()
+        seeds = copy.copy(self.seeds)
         passes = self.passes.of_copy(seeds)
         return {**state, "seeds": seeds, "passes": passes, "auto": copy.copy(self.auto)}
 
@@ -135,11 +137,6 @@ class LoaderCore:
         return self.passes.plan
 
     @property
-    def iterable(self) -> bool:
-        """Whether the dataset is an iterable one."""
-        return self.plan is None
-
-    @property
     def shards(self) -> Shards | None:
         """Which shards of an iterable dataset are this rank's; None: each worker is one."""
         count = self._num_shards
@@ -148,9 +145,8 @@ class LoaderCore:
     @property
     def replica(self) -> tuple[int, int]:
         """This process's number among those that share the data, and how many they are."""
-        if self.plan is not None:
-            return self.plan.rank, self.plan.num_replicas
-        return self.given_replica or (0, 1)
+        plan = self.passes.plan
+        return self.given_replica or (0, 1) if plan is None else (plan.rank, plan.num_replicas)
 
     @property
     def readers(self) -> int:
@@ -212,7 +208,7 @@ class LoaderCore:
 
     def make_plan(self) -> None:
         """Make the plan, and count the passes from the first one."""
-        self._planned_for = ShownSamplers(None, None)
+        self._planned_for = _UNPLANNED
         loader = self.loader
         self.dataset = vars(loader).get("dataset", loader.dataset)
         self.passes = Passes(self.seeds)
@@ -231,7 +227,7 @@ class LoaderCore:
             if given is not None and not is_share(given):
                 self.seeds.of_ranks(given.num_replicas)
             plan = shown.plan(loader.batch_size)
-        self.passes.plan, self._planned_for = plan, shown
+        self.passes.plan, self.iterable, self._planned_for = plan, plan is None, shown
         self.passes.shares_data = self.replica[1] > 1
 
     # --- passes ---
@@ -250,10 +246,11 @@ class LoaderCore:
         check_dataset(self.dataset, loading=True)
         self.follow_samplers()
         pin = self.seams.pin_memory(self)
-        if self.remote_workers:
+        remote_workers = self.remote_workers
+        if remote_workers:
             self.log.first_remote = MOST_WORKERS
         self.warn_once(self.seams.idle(self))
-        workers = loader.num_workers or self.remote_workers
+        workers = loader.num_workers or remote_workers
         drawn, self._kept_draw = self._kept_draw, None
         self.passes.find_generator()
         numbers, self._drawn_last = self._numbers_to_draw(workers), 0
@@ -312,7 +309,8 @@ class LoaderCore:
         """Begin the pass that comes next; called by an iterator at its first ``next()``."""
         for advice in self.seams.advice(self):
             self.warn_once(advice)
-        ordered = self.plan is not None and self.plan.is_computed and not self.plan.is_shuffled
+        plan = self.plan
+        ordered = plan is not None and plan.is_computed and not plan.is_shuffled
         if self.seeds.lacks_seed and not ordered:
             self.warn_once(
                 f"the data is divided among {self.replica[1]} processes outside of a "
@@ -328,7 +326,7 @@ class LoaderCore:
         held = tuple(each for each in found.generators if own is None or each[1] is not own)
         position = functools.partial(self.seams.position, self)
         made = self.passes.begin(iterator, drawn, held, position, tells)
-        self.of_process["shared"] = found.shared
+        made.found, self.of_process["shared"] = found, found.shared
         return made
 
     def set_epoch(self, epoch: int, informed: tuple[Any, ...] = ()) -> None:

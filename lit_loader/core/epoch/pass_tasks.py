@@ -23,8 +23,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lit_loader.core.epoch.passes import Pass
-from lit_loader.core.executors.executor import Task
-from lit_loader.core.executors.outcome import Outcome
+from lit_loader.core.executors.executor import Outcome, Task
 from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.state.position import Position
@@ -92,7 +91,8 @@ class MapTasks(PassTasks):
         assert made.batches is not None
         start = made.position.start
         self._batches, self._own = made.batches, made.batches.computed
-        self._at, self._first = start.batches, task_number(made.epoch, 0)
+        self._at, self._epoch = start.batches, made.epoch
+        self._first = task_number(self._epoch, 0)
         self._before = start.ahead  # given out before, by whoever took the state
         self._failed_at = -1  # the batch in whose place the sampler raised last
 
@@ -118,7 +118,7 @@ class MapTasks(PassTasks):
                 continue
             number = self._first + at
             # Without the call of a constructor that is written in Python.
-            task = _new(Task, (number, indices, made.epoch, made.seeds, self._own, None))
+            task = _new(Task, (number, indices, self._epoch, made.seeds, self._own, None))
             # At once: nothing is called in between that a signal handler could raise in.
             self.tasks[number] = task
             self._at = at + 1
@@ -153,7 +153,7 @@ class MapTasks(PassTasks):
             # If it fails again, the pass is over, as with torch.
             self.is_drawn, self._failed_at = self._failed_at == self._at, self._at
             return error
-        given = self.place.now().delivered
+        given = self.place.delivered
         if not self.is_drawn or given < self._at:
             issued = f"{self._at} {'' if self.is_drawn else 'or more '}batches"
             return LoaderError(

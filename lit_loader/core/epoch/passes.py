@@ -18,6 +18,8 @@ yielded a single batch next to a running one does not count yet.
 After a resume, passes with a drawn seed are exact only if the program restores torch's generator,
 too: a state has a digest of where that was. Otherwise the loaded seed is mixed into what they draw,
 so that a program that seeds at its start does not repeat its first epochs.
+
+`PassOptions` is what ``iter(loader)`` has found as the loader's options.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import contextlib
 import copy
 import logging
 import weakref
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -35,7 +37,7 @@ import torch.distributed
 
 from lit_loader.context import reading
 from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
-from lit_loader.core.seeding.held_generators import own_seeds
+from lit_loader.core.seeding.held_generators import Found, own_seeds
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.seeding.seeds import UNTOLD, PassSeeds, derive
 from lit_loader.core.state.position import PassPosition, Position, Root
@@ -43,8 +45,12 @@ from lit_loader.describe import warn
 
 if TYPE_CHECKING:  # it is loaded for a sampler of the user's
     from lit_loader.core.sampling.sampler_batches import SamplerBatches
+from multiprocessing.context import BaseContext
+from operator import attrgetter
+from typing import NamedTuple
 
-__all__ = ["Pass", "Passes"]
+__all__ = ["Pass", "PassOptions", "Passes"]
+
 
 PassBatches: TypeAlias = "ComputedBatches | SamplerBatches"
 
@@ -68,6 +74,8 @@ class Pass:
     within: bool = False  # whether the training loop's epoch continues after the end of this pass
     iterator: Callable[[], object] = _nobody  # a weak reference
     given: int = 0  # batches that its iterator has yielded
+    # The generators that were found in the dataset when it began, until batches are made of it.
+    found: Found | None = None
 
     @property
     def epoch(self) -> int:
@@ -79,6 +87,11 @@ class Pass:
         """Whether it has yielded more than was committed."""
         committed = self.committed
         return committed is None or committed.delivered < self.position.now().delivered
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether it is a batch that a loop which commits has fetched and has not used."""
+        return self.committed is None and self.given <= 1 and self.iterator() is None
 
     @property
     def start(self) -> Position:
@@ -103,7 +116,7 @@ class Passes:
         self.commits = False  # whether commit() is used at all
         self._set: int | None = None  # the epoch that set_epoch has chosen
         self._next = 0  # the epoch that comes next, if none is set
-        self._repeats: Counter[int] = Counter()  # passes of each epoch that have begun
+        self._repeats = defaultdict[int, int](int)  # passes of each epoch that have begun
         self._loaded: Position | None = None  # where the next pass begins
         self._left = False  # whether the training loop has ended the loaded pass
         self._own: dict[str, int] = {}
@@ -116,11 +129,11 @@ class Passes:
     def of_copy(self, seeds: LoaderSeeds) -> Passes:
         """Return those of a copy of the loader, which continues from here by itself."""
         copied = copy.copy(self)
-        copied.seeds, copied._repeats = seeds, Counter(self._repeats)
+        copied.seeds, copied._repeats = seeds, self._repeats.copy()
         if self.current is not None:
             position = copy.deepcopy(self.current.position)
             copied.current = replace(
-                self.current, position=position, batches=None, iterator=_nobody
+                self.current, position=position, batches=None, iterator=_nobody, found=None
             )
         return copied
 
@@ -143,7 +156,7 @@ class Passes:
             )
         self._loaded, self._left, self.current = position, False, None
         self._set, self._next = None, position.epoch
-        self._repeats = Counter({position.epoch: position.repeat})
+        self._repeats = defaultdict(int, {position.epoch: position.repeat})
         self._mixed, self._expected = None, generator
         if position.root is not None:
             seed, kind = position.root
@@ -211,6 +224,9 @@ class Passes:
             self._next, self.current, self._own = 0, None, {}
             self._repeats.clear()
         self._warn_of_used_position()
+        before = self.current
+        if before is not None and before.is_in_vain and self.commits:
+            self._repeats[before.epoch] = before.position.start.repeat
         found = list(held)
         self._own = self._own_seeds(found)
         start = self._taken_over()
@@ -235,7 +251,6 @@ class Passes:
             batches = SamplerBatches(self.plan, start, resumed=self._loaded is not None)
         made = Pass(seeds, batches, make_position(start), self._own, resumed)
         made.iterator = weakref.ref(iterator)
-        before = self.current
         if before is not None and before.committed is not None and before.is_ahead:
             # A loop that takes a batch ahead has not used the last ones of the pass before.
             made.committed = before.committed
@@ -348,9 +363,10 @@ class Passes:
     def _seeds_of(self, start: Position, tells: bool) -> PassSeeds:
         """Return what a pass draws from; ``tells``: workers are to tell the dataset its epoch."""
         distributed = torch.distributed
-        in_job = distributed.is_available() and distributed.is_initialized()
         # Ranks may begin passes of their own: what they hold must be seeded equally all the same.
-        alike = self.shares_data or (self.plan is None and in_job)
+        alike = self.shares_data
+        if self.plan is None and distributed.is_available() and distributed.is_initialized():
+            alike = True
         number = derive(start.epoch, 0 if alike else start.repeat) >> 1
         told = start.epoch if start.told and tells else UNTOLD
         return PassSeeds(start.seed, number, int(self._is_seeded), told)
@@ -426,3 +442,48 @@ class Passes:
 
 
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class PassOptions(NamedTuple):
+    """The options that batches and workers of a pass are made with.
+
+    Read once in ``iter(loader)``, because subclasses return other values there. The first ones are
+    also part of the `BatchSpec`.
+    """
+
+    dataset: Any
+    batch_size: int | None
+    drop_last: bool
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], object] | None
+    seeding: str
+    reseed_fn: Callable[[Any, int], object] | None
+    read_threads: int
+    multiprocessing_context: BaseContext | None
+    timeout: float
+    on_sample_error: str
+    max_sample_errors: int | None
+    sample_retries: Any
+
+    @classmethod
+    def of(cls, loader: Any) -> PassOptions:
+        """Read the options of a loader."""
+        return cls(*_read(loader))
+
+    @property
+    def of_batches(self) -> dict[str, Any]:
+        """Those that are part of the `BatchSpec`, by name."""
+        return dict(zip(self._fields[:_OF_BATCHES], self, strict=False))
+
+    def suits_workers_of(self, other: PassOptions) -> bool:
+        """Whether workers that were started with other options may serve with these.
+
+        Persistent workers keep their dataset, and what a batch sampler decides.
+        """
+        pairs = zip(self[_OF_WORKERS:], other[_OF_WORKERS:], strict=True)
+        return all(mine is theirs or mine == theirs for mine, theirs in pairs)
+
+
+_read = attrgetter(*PassOptions._fields)
+_OF_BATCHES = PassOptions._fields.index("read_threads") + 1
+_OF_WORKERS = PassOptions._fields.index("collate_fn")

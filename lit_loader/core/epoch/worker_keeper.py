@@ -14,9 +14,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from lit_loader.core.epoch.iterator import LoaderIterator
-from lit_loader.core.epoch.pass_options import PassOptions
 from lit_loader.core.epoch.pass_tasks import NextEpochTasks
-from lit_loader.core.epoch.passes import Pass
+from lit_loader.core.epoch.passes import Pass, PassOptions
 from lit_loader.core.executors.executor import Executor
 from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.system.interrupts import HeldBack

@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, Final
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_builder import builder_of
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.fetch import EndOfData
-from lit_loader.core.batch.progress import Progress
-from lit_loader.core.batch.timings import Timings
-from lit_loader.core.executors.executor import Executor, Task
-from lit_loader.core.executors.outcome import Outcome, Pin, failure
+from lit_loader.core.batch.progress import Progress, Timings
+from lit_loader.core.executors.executor import Executor, Outcome, Pin, Task, failure
 from lit_loader.core.seeding.borrowed_rng import BorrowedRng, draws_of
+from lit_loader.core.seeding.held_generators import Found
+from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.worker_exception import describe_batch
 
@@ -31,22 +30,23 @@ class Inline(Executor):
     """
 
     def __init__(
-        self, spec: BatchSpec, pin: Pin | None, found: Iterable[tuple[str, Any]] | None = None
+        self, spec: BatchSpec, pin: Pin | None, seeds: PassSeeds, epoch: int, found: Found | None
     ) -> None:
-        """``found``: the generators that the dataset holds."""
+        """``found`` are the generators that the dataset holds, if they are known."""
         self._pin, self._iterable = pin, spec.iterable
         self._tasks: deque[Task] = deque()
         self._progress = Progress()
         self._progress.each = False  # nobody looks at the time
         self._builder = builder_of(spec, found=found)
+        self._builder.enter(seeds, epoch)
         self._draws = draws_of(spec.dataset, spec.collate_fn)
         self._always = spec.per_sample or spec.reseed_fn is not None
         self._always |= self._builder.reads_table  # only where it failed to: nothing is locked
-        self._has_begun = False
         self.draws = not self._builder.reads_table
-        # At once: the builder is in cycles.
-        end = self._builder.begin_epoch if spec.iterable else self._builder.end
-        weakref.finalize(self, end).atexit = False
+        if spec.iterable or spec.read_threads > 1 or self._always:
+            # At once: the builder is in cycles.
+            end = self._builder.begin_epoch if spec.iterable else self._builder.end
+            weakref.finalize(self, end).atexit = False
 
     def submit(self, task: Task) -> None:
         """Keep the task until `receive`."""
@@ -79,12 +79,10 @@ class Inline(Executor):
     def _load(self, task: Task, indices: Any) -> tuple[Any, BaseException | None]:
         """Make a batch by the user's code, with the generators lent; or return what it raised."""
         builder, number, context = self._builder, task.number & POSITION, reading()
-        if not self._has_begun:
-            builder.enter(task.seeds, task.epoch)
-            self._has_begun = True
         draws, tapes, rng = self._draws, builder.held.tapes, None
-        if draws.drawn or tapes or self._always or draws.is_due:
-            rng = BorrowedRng(draws, tapes, self._always)
+        watched = not self._always and draws.is_due
+        if draws.drawn or tapes or self._always or watched:
+            rng = BorrowedRng(draws, tapes, self._always, watched)
         builder.seed_globals = None if rng is None else rng.seed
         place = context.leave()
         try:

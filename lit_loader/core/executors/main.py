@@ -34,8 +34,8 @@ from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.executors.payload import NO_ROOM, Links, Payload
 from lit_loader.core.executors.process_start import follow_parent
 from lit_loader.core.executors.worker_setup import WorkerSetup
+from lit_loader.core.system.interrupts import reset_signals
 from lit_loader.core.system.processors import ProcessorClock
-from lit_loader.core.system.signals import reset_signals
 from lit_loader.core.system.stack_dumps import show_stacks_when_asked, write_stacks_to
 from lit_loader.core.transport.arena import ArenaMap
 from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode
@@ -191,8 +191,7 @@ class _Worker:
         if self._clocked or self._always_clocked:
             self._clocked = True
             self._clock.start()
-        writer = self._writers.get(slot) or self._writer(slot, capacity)
-        writer.start = writer.position = 0
+        writer = self._writer(slot, capacity)
         offset, at, used, indices = slot, 0, 0, None
         try:
             if self._broken is not None:
@@ -202,10 +201,7 @@ class _Worker:
             progress.empty = writer.empty
             batch = make_batch(loader, indices, number & POSITION, epoch, task.seeds, progress)
             progress.encoding()
-            try:
-                at, used = encode(batch, writer)
-            except SlotFull as full:
-                offset, at, used = self._encode_larger(batch, task, full)
+            offset, at, used = self._encode(batch, task, writer)
             status = Status.DONE
         except Cancelled:
             status = Status.DROPPED
@@ -226,19 +222,17 @@ class _Worker:
         where = status, self._id, slot, offset, at, used, samples
         self._send(packed_reply(*where, *progress.stages(now, *clocked)))
 
-    def _encode_larger(self, batch: Any, task: Task, full: SlotFull | None) -> tuple[int, int, int]:
-        """Write the batch into a larger slot, which the parent grants."""
-        while full is not None:
-            self._send(pack(Need(self._id, task.slot, full.nbytes)))
-            space = self._await_space(task)
-            writer = self._writer(space.offset, space.capacity)
-            writer.start = writer.position = 0
+    def _encode(self, batch: Any, task: Task, writer: SlotWriter) -> tuple[int, int, int]:
+        """Write the batch into its slot, or a larger one, which the parent grants."""
+        offset = task.slot
+        while True:
             try:
-                at, nbytes = encode(batch, writer)
-                full = None
-            except SlotFull as again:
-                full = again
-        return space.offset, at, nbytes
+                return offset, *encode(batch, writer)
+            except SlotFull as full:
+                nbytes = full.nbytes
+            self._send(pack(Need(self._id, task.slot, nbytes)))
+            space = self._await_space(task)
+            offset, writer = space.offset, self._writer(space.offset, space.capacity)
 
     def _await_space(self, task: Task) -> Space:
         """Wait for the larger slot; what else comes is kept for later."""
@@ -263,6 +257,7 @@ class _Worker:
         writer = self._writers.get(offset)
         if writer is None:
             writer = self._writers[offset] = SlotWriter(self._arena.memory(offset, capacity))
+        writer.start = writer.position = 0
         return writer
 
     def _send(self, message: bytes) -> None:

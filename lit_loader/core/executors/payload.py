@@ -7,8 +7,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Final
 
-from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.dataset_attributes import Changes, DatasetAttributes, apply
+from lit_loader.core.batch.batch_spec import BatchSpec, Changes, DatasetAttributes, apply
 from lit_loader.core.executors.process_start import main_is_importable
 from lit_loader.core.system.shared_file import Descriptor, nameless_file, remedy
 from lit_loader.errors import LoaderError
@@ -25,7 +24,7 @@ _USERS: Final = ("dataset", "collate_fn", "worker_init_fn", "reseed_fn")
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """What connects one worker with its parent; :meth:`of` makes another one's."""
+    """What connects one worker with its parent."""
 
     worker: int  # the worker's number, from 0
     num_workers: int  # how many there were to be when it was started
@@ -38,17 +37,6 @@ class Links:
     control: Descriptor  # read end of the pipe for this worker alone
     results: Descriptor  # write end of the result pipe
     stacks: Descriptor  # the file for the stacks of a worker that crashes
-
-    def of(self, worker: int, num_workers: int, token: int, control: int) -> Links:
-        """What connects a worker, by its own control pipe, where this is what connects worker 0."""
-        return dataclasses.replace(
-            self,
-            worker=worker,
-            num_workers=num_workers,
-            seed=self.seed + worker,
-            token=token,
-            control=Descriptor(control),
-        )
 
 
 def freeze_spec(spec: BatchSpec, policy: Policy) -> Frozen:
@@ -77,17 +65,15 @@ class Payload:
         self.shared_bytes = 0
         self._spec: BatchSpec | None = spec
         self._fds: list[int] = []  # the file, and what goes along
-        self.attributes: DatasetAttributes | None = DatasetAttributes(spec.dataset)
+        self.attributes = DatasetAttributes(spec.dataset)
         self._changes: Changes = {}
 
     def __getstate__(self) -> tuple[list[Descriptor], Changes]:
-        assert self.attributes is not None
         return list(map(Descriptor, self._fds)), self.attributes.changes
 
     def __setstate__(self, state: tuple[list[Descriptor], Changes]) -> None:
         fds, self._changes = state
         self._spec, self._fds = None, [each.fd for each in fds]
-        self.attributes = None
 
     def prepare(self) -> None:
         """Write the file, unless that is done; a LoaderError if there is no room.
@@ -125,7 +111,7 @@ class Payload:
             self._spec = thaw(file, along)
             os.close(file)  # what came along belongs to what was made of it
             apply(self._changes, self._spec.dataset)
-        elif self.attributes is not None:  # in a fork of the process that made it
+        else:  # in a fork of the process that made it
             self.attributes.restore()
         return self._spec
 

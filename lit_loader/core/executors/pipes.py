@@ -21,9 +21,11 @@ import termios
 import threading
 from array import array
 from collections import deque
+from functools import partial
 from typing import Final
 
 from lit_loader.core.executors.executor import PoolClosed
+from lit_loader.core.system.interrupts import take_all
 from lit_loader.core.transport.messages import SIZE, Message, Stop, pack, unpack_all
 
 _READ_AT_ONCE: Final = 64 * SIZE
@@ -35,14 +37,6 @@ _RECEIVER_TIME: Final = 1.0
 _LONGEST_WAIT: Final = 1.0
 """Seconds that are waited at a time: a signal that comes just before the wait, when Python has
 looked for one for the last time, is handled when the wait ends, and would be never."""
-
-
-def drain(end: int) -> None:
-    """Take everything out of a pipe; from now on reading from it does not block."""
-    os.set_blocking(end, False)
-    with contextlib.suppress(BlockingIOError):
-        while os.read(end, _READ_AT_ONCE):
-            pass
 
 
 class Ended(Exception):
@@ -110,7 +104,10 @@ class Pipes:
         # Empty the pipes: full ones have no room for a Stop. A worker that finds its pipe empty
         # ends, too.
         for end, _ in self._pipes:
-            drain(end)
+            os.set_blocking(end, False)
+            with contextlib.suppress(BlockingIOError):
+                while os.read(end, _READ_AT_ONCE):
+                    pass
         for tasks in self._tasks.values():
             with contextlib.suppress(OSError):
                 os.write(tasks, pack(Stop()))
@@ -122,10 +119,7 @@ class Pipes:
             self._wake = None  # the file is about to be another one's
         if self._receiving.acquire(timeout=_RECEIVER_TIME):
             self._receiving.release()
-        with contextlib.ExitStack() as steps:  # each is taken
-            for ends in self._pipes:
-                for end in ends:
-                    steps.callback(os.close, end)
+        take_all([partial(os.close, end) for ends in self._pipes for end in ends])
 
     def send(self, worker: int, data: bytes) -> None:
         """Send a worker a packed message, after those that wait for room."""

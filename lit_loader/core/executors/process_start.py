@@ -10,6 +10,8 @@ program makes itself is left alone.
 
 from __future__ import annotations
 
+# reach: python: signals without an enumeration's member for each
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import gc
 import io
@@ -19,7 +21,6 @@ import os
 import select
 import signal
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -31,9 +32,9 @@ import torch
 
 from lit_loader.core.options.checks import START_METHODS
 from lit_loader.core.seeding.seeds import await_draws, renew_numpy_generator
-from lit_loader.core.system.fork_guard import unguarded_fork
+from lit_loader.core.system.interrupts import SENT_TO_ALL, handled
 from lit_loader.core.system.linux import open_process
-from lit_loader.core.system.signals import SENT_TO_ALL, handled
+from lit_loader.core.transport.arena import unguarded_fork
 from lit_loader.errors import LoaderError
 
 _starting = threading.RLock()
@@ -104,7 +105,7 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
         resource_tracker.ensure_running()
     held = SENT_TO_ALL | (handled() if method == "fork" else set())
     with _starting, _known_start_method(method), unguarded_fork(), _no_warning_of_threads():
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+        before = _signal.pthread_sigmask(signal.SIG_BLOCK, held)
         if method == "fork":
             _forking = threading.get_ident(), gc.isenabled()
             gc.disable()
@@ -114,7 +115,7 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
             if _forking is not None and _forking[1]:
                 gc.enable()
             _forking = None
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            _signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -149,14 +150,6 @@ def _start_fork_server(context: BaseContext) -> None:
             "Python's fork server cannot start workers, because it is not a child of this "
             "process. Either this process was forked by one that uses the server, or other code "
             "has waited for the server's end. Set multiprocessing_context='spawn' here"
-        ) from error
-    except OSError as error:
-        if "AF_UNIX path too long" not in str(error):
-            raise
-        raise LoaderError(
-            "Python's fork server cannot start workers: the path of its socket is too long in "
-            f"the temporary directory {tempfile.gettempdir()}. Set TMPDIR to a shorter one, or "
-            "multiprocessing_context='spawn'"
         ) from error
 
 

@@ -28,6 +28,8 @@
 `core/executors/worker_set.py` has the processes, and gives back all there is at the end.
 :meth:`WorkerPool.receive` waits in one ``poll`` for all there is; nothing is looked at in
 intervals, but for a stall, once a second while nothing comes.
+
+`StallWatch` adds up how long the consumer waits while no worker answers.
 """
 
 from __future__ import annotations
@@ -42,17 +44,14 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final
 
-from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.dataset_attributes import pickled
-from lit_loader.core.executors.executor import MOST_WORKERS
-from lit_loader.core.executors.outcome import FewerWorkers, Outcome
+from lit_loader.core.batch.batch_spec import BatchSpec, pickled
+from lit_loader.core.batch.progress import WorkerWaits
+from lit_loader.core.executors.executor import MOST_WORKERS, FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
-from lit_loader.core.executors.stall_watch import LONGEST_LOOK, Stall, StallWatch
 from lit_loader.core.executors.worker_process import WorkerProcess
 from lit_loader.core.executors.worker_set import Relays, WorkerSet, explain_limit
 from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.system.interrupts import HeldBack
-from lit_loader.core.system.worker_waits import WorkerWaits
 from lit_loader.core.transport.arena import Arena, Slot
 from lit_loader.core.transport.messages import (
     NOT_TO_BE_HAD,
@@ -85,6 +84,52 @@ from lit_loader.errors import LoaderError
 
 if TYPE_CHECKING:  # map-style datasets need none
     from lit_loader.core.executors.reader_assignment import ReaderHomes
+from typing import Protocol
+
+LONGEST_LOOK: Final = 1.0
+"""Seconds between two looks while nothing comes; one that comes later was held up itself."""
+
+_SECOND: Final = 10
+"""Times ``stall_warning`` after which a stall is reported once more."""
+
+
+class Stall(Protocol):
+    """A wait in which nothing has come so far (`diagnostics/stall.py`)."""
+
+    def tell(self, workers: Any, seconds: float) -> None:
+        """Warn; ``seconds`` is how long nothing has come."""
+
+
+class StallWatch:
+    """Adds up the seconds of a wait without an answer.
+
+    ``begin`` is called with the workers at half of ``limit`` seconds, and what it returns reports
+    the stall: at the limit, and once more later. A limit of 0: nothing is reported.
+    """
+
+    def __init__(self, limit: float, begin: Callable[[Any], Stall | None] | None) -> None:
+        self.seconds = self._looked = 0.0
+        self._limits = [limit, _SECOND * limit] if limit and begin is not None else []
+        self._begin = begin
+        self._stall: Stall | None = None
+        self._answered = -1
+
+    def look(self, workers: object, answered: int) -> None:
+        """Note that nothing has come for a while, and how many answers there were before."""
+        now = time.monotonic()
+        if answered != self._answered:
+            self._answered, self.seconds, self._stall = answered, 0.0, None
+        else:
+            self.seconds += min(now - self._looked, LONGEST_LOOK)  # not the time of a Ctrl-Z
+        self._looked = now
+        limit = self._limits[0] if self._limits else float("inf")
+        if self.seconds >= limit / 2 and self._begin is not None:
+            self._stall = self._stall or self._begin(workers)
+            if self.seconds >= limit:
+                del self._limits[0]
+                if self._stall is not None:
+                    self._stall.tell(workers, self.seconds)
+
 
 _DROPPED_SOON: Final = 3
 """Times its credit that a worker may have tasks, if nearly all of them are called off."""
@@ -226,7 +271,7 @@ class WorkerPool:
 
                     self._homes = ReaderHomes(turns, num_workers)
                 board.token, board.workers = self.token, num_workers
-                workers = self.workers = WorkerSet(arena, board, pipes, at_end=self.page.close)
+                workers = self.workers = WorkerSet(spec, arena, board, pipes, self.page.close)
                 self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
                 pipes.begin()
                 workers.prepare(spec, num_workers, context, seed, remote, relay)
@@ -282,7 +327,7 @@ class WorkerPool:
             said = self._homes.send(position_of(task.number), packed)
             if said is None:
                 del self._tasks[task.number]
-                self._ready.append(Outcome.of_lost(task.number))
+                self._ready.append(Outcome(task.number, lost=True))
                 self.pipes.wake()  # another thread may be waiting
                 return
             packed = said
@@ -643,7 +688,7 @@ class WorkerPool:
                         self._take_on(number)
             except (LoaderError, OSError) as error:
                 # More than there were at first are a wish; the epoch can do without.
-                if not self._resized or 0 not in workers.started:
+                if not self._resized or 0 not in workers.processes:
                     raise
                 self._make_do(error)
                 return
@@ -657,8 +702,7 @@ class WorkerPool:
     def _make_do(self, error: Exception) -> None:
         """Continue with the workers that there are: others cannot be started."""
         workers, wanted = self.workers, self.workers.num_workers
-        started = workers.started
-        there = next((n for n in range(wanted) if n not in started), wanted)
+        there = next((n for n in range(wanted) if n not in workers.processes), wanted)
         if there == wanted:  # none is missing: fewer are wanted meanwhile
             return
         self._board.workers = workers.num_workers = self.num_workers = there

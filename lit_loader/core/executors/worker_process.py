@@ -20,10 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from lit_loader.core.executors.main import worker_main
 from lit_loader.core.executors.payload import Links, Payload
-from lit_loader.core.executors.process_start import (
-    importable_main,
-    quiet_start,
-)
+from lit_loader.core.executors.process_start import importable_main, quiet_start
 from lit_loader.core.system.linux import open_process
 from lit_loader.core.system.shared_file import HeldFile
 from lit_loader.errors import LoaderError
@@ -156,10 +153,13 @@ def _check_room_for_files() -> None:
 
     ``multiprocessing`` leaves one of its pipes open where there is no room for the second one.
     """
-    with contextlib.ExitStack() as ends:
+    ends: list[int] = []
+    try:
         for _ in range(3):
-            for end in os.pipe():
-                ends.callback(os.close, end)
+            ends += os.pipe()
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 def other_threads() -> list[str]:

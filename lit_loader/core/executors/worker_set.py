@@ -8,6 +8,7 @@ the last worker: one that is up says so, and the next one is started then.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import math
 import os
@@ -17,10 +18,9 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Final, Protocol
 
-from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.dataset_attributes import Changes, DatasetAttributes
+from lit_loader.core.batch.batch_spec import BatchSpec, Changes, DatasetAttributes
+from lit_loader.core.executors.executor import WorkerDeath
 from lit_loader.core.executors.main import LEAVE_GRACE
-from lit_loader.core.executors.outcome import WorkerDeath
 from lit_loader.core.executors.payload import Links, Payload
 from lit_loader.core.executors.pipes import Pipes
 from lit_loader.core.executors.worker_process import (
@@ -31,7 +31,7 @@ from lit_loader.core.executors.worker_process import (
     start_worker,
 )
 from lit_loader.core.system import linux
-from lit_loader.core.system.interrupts import HeldBack
+from lit_loader.core.system.interrupts import HeldBack, take_all
 from lit_loader.core.system.processors import usable_processors
 from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.stack_dumps import DUMP_SIGNAL, StackFile
@@ -73,7 +73,12 @@ class WorkerSet:
     """
 
     def __init__(
-        self, arena: Arena, board: StatusBoard, pipes: Pipes, at_end: Callable[[], object]
+        self,
+        spec: BatchSpec,
+        arena: Arena,
+        board: StatusBoard,
+        pipes: Pipes,
+        at_end: Callable[[], object],
     ) -> None:
         self.pid = os.getpid()
         self.processes: dict[int, WorkerProcess] = {}  # the workers' by their numbers
@@ -82,7 +87,7 @@ class WorkerSet:
         self.notices: deque[Notice] = deque()  # for the consumer
         self.forks = False  # whether workers are forks of this process
         self.beside: list[str] = []  # the threads that there were when one was forked
-        self.payload: Payload | None = None
+        self.payload = Payload(spec)
         self._arena, self.board, self._pipes, self._at_end = arena, board, pipes, at_end
         self._stacks = StackFile()
         self._remote: Relays | None = None
@@ -117,15 +122,9 @@ class WorkerSet:
         self.num_remote_workers = 0 if remote is None else remote.num_workers
         self._context = context
         self.forks = context.get_start_method() == "fork"
-        self.payload = Payload(spec)
         if remote is not None:
             remote.prepare(self._links, spec, self.notices)
         self._remote = remote
-
-    @property
-    def started(self) -> list[int]:
-        """The workers that have been started so far and have not left."""
-        return sorted(self.processes)
 
     @property
     def pids(self) -> list[int]:
@@ -141,12 +140,11 @@ class WorkerSet:
     @property
     def shared_data(self) -> int:
         """Bytes of the dataset in a file that all of them map; forked ones need none."""
-        return 0 if self.payload is None else self.payload.shared_bytes
+        return self.payload.shared_bytes
 
     @property
     def attributes(self) -> DatasetAttributes:
         """What the workers have for the dataset's plain attributes."""
-        assert self.payload is not None and self.payload.attributes is not None
         return self.payload.attributes
 
     def is_wanted(self, worker: int) -> bool:
@@ -163,9 +161,15 @@ class WorkerSet:
 
     def launch(self, worker: int, token: int) -> None:
         """Start a worker's process, or the relay's, and watch it; within `HeldBack`."""
-        assert self.payload is not None
         self._pipes.open(worker)
-        links = self._links.of(worker, self.num_workers, token, self._pipes.task_ends[worker])
+        links = dataclasses.replace(
+            self._links,
+            worker=worker,
+            num_workers=self.num_workers,
+            seed=self._links.seed + worker,
+            token=token,
+            control=Descriptor(self._pipes.task_ends[worker]),
+        )
         try:
             if self._remote is not None and worker == self.relay:
                 changes = self.attributes.changes
@@ -245,21 +249,12 @@ class WorkerSet:
             if self.closed:
                 return
             self.closed = True
-            with contextlib.ExitStack() as steps:
-                # The last one first: each is taken whatever those before have raised.
-                steps.callback(self._arena.close)
-                steps.callback(self.board.release)
-                steps.callback(self._at_end)
-                steps.callback(self._pipes.close_all)
-                steps.callback(self._stacks.close)
-                if self._remote is not None:
-                    steps.callback(self._remote.close)
-                if self.payload is not None:
-                    steps.callback(self.payload.close)
-                steps.callback(self.processes.clear)
-                for process in self.processes.values():
-                    steps.callback(process.reap)
-                steps.callback(self._end)
+            steps: list[Callable[[], object]] = [self._end]
+            steps += [process.reap for process in self.processes.values()]
+            steps.append(self.processes.clear)
+            steps += [each.close for each in (self.payload, self._remote) if each is not None]
+            steps += [self._stacks.close, self._pipes.close_all, self._at_end]
+            take_all([*steps, self.board.release, self._arena.close])
 
     def _end(self) -> None:
         try:

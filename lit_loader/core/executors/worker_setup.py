@@ -10,7 +10,6 @@ Used by `core/executors/main.py`, and by workers elsewhere; they differ in how b
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +21,7 @@ from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show
 from lit_loader.core.seeding.seeds import seed_worker
 from lit_loader.core.state.position import ReaderPlace
-from lit_loader.core.system.shared_file import address_space_left
 from lit_loader.core.transport.worker_exception import WorkerException, describe_batch
-from lit_loader.errors import LoaderError
 
 
 class WorkerSetup:
@@ -57,7 +54,6 @@ class WorkerSetup:
             where = "in worker_init_fn"
             if spec.worker_init_fn is not None:
                 spec.worker_init_fn(worker)
-                _check_address_space()
             where = "while its dataset was copied"
             if spec.shards is not None:
                 reading().shard_asked = NOBODY  # by a worker, not by a reader
@@ -73,16 +69,4 @@ class WorkerSetup:
             indices = self.loader and self.loader.whose(number)
         return WorkerException.capture(
             error, f"{self._who}, {describe_batch(number, indices, progress)}"
-        )
-
-
-def _check_address_space() -> None:
-    """Refuse a limit below what is mapped: whatever the worker asked memory for would fail."""
-    if address_space_left() == 0:
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        raise LoaderError(
-            f"worker_init_fn has set a limit of {limit / 2**30:.1f} GiB for the address space "
-            "(RLIMIT_AS), which is below the space reserved for shared memory. Set it in the "
-            "training process before the loader's first batch, or limit used memory instead, by "
-            "RLIMIT_DATA or a cgroup"
         )

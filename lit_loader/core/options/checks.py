@@ -81,12 +81,8 @@ def known_options(options: Iterable[object], known: Sequence[str], place: str = 
     """Refuse options that there are not, naming the nearest one; ``place`` goes before the name."""
     for name in options:
         if name not in known:
-            from lit_loader.core.options.old_names import instead_of
-
-            near = instead_of(str(name), known)
-            if near is None:
-                near = next(iter(difflib.get_close_matches(str(name), known, n=1)), None)
-            advice = f"did you mean {near}?" if near else f"options are {', '.join(known)}"
+            near = difflib.get_close_matches(str(name), known, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"options are {', '.join(known)}"
             raise OptionError(f"unknown option '{place}{name}': {advice}")
 
 
@@ -123,6 +119,8 @@ def or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 
 def flag(name: str, value: Any) -> bool:
     """Check True or False; 0 and 1 count, NumPy's too."""
+    if type(value) is bool:
+        return value
     value = plain(value)
     if isinstance(value, numbers.Integral):
         return bool(value)
@@ -160,25 +158,15 @@ count = functools.partial(whole_number, low=0)
 positive = functools.partial(whole_number, low=1)
 
 
-def workers(name: str, value: Any) -> Any:
-    """Check a number of workers: a whole number, or "auto"."""
-    if isinstance(value, str) and plain(value) == "auto":
-        return "auto"
-    try:
-        number = whole_number(name, value, low=0)
-    except OptionError:
-        refuse(name, "a whole number of at least 0, or 'auto'", plain(value))
-    return whole_number(name, number, low=0, below=MANY)
+def or_auto(low: int, below: float = math.inf) -> Callable[[str, Any], Any]:
+    """Return the check of a whole number, or "auto"."""
 
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            return whole_number(name, value, low, below)
+        return one_of(name, value, ["auto"], f"a whole number of at least {low}, or 'auto'")
 
-def replicas(name: str, value: Any) -> Any:
-    """Check a number of ranks: a whole number, or "auto"."""
-    if isinstance(value, str) and plain(value) == "auto":
-        return "auto"
-    try:
-        return positive(name, value)
-    except OptionError:
-        refuse(name, "a whole number of at least 1, or 'auto'", plain(value))
+    return check
 
 
 def memory_size(name: str, value: Any, low: int = 0, below: float = 2**42) -> int:
@@ -222,11 +210,11 @@ def path(name: str, value: Any) -> Path:
     return (value if isinstance(value, Path) else Path(filled_text(name, value))).absolute()
 
 
-def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
+def one_of(name: str, value: Any, choices: Iterable[str], constraint: str = "") -> str:
     """Check a string that must be one of a few."""
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
-        refuse(name, f"one of {', '.join(map(repr, choices))}", value)
+        refuse(name, constraint or f"one of {', '.join(map(repr, choices))}", value)
     return plain(value)  # type: ignore[no-any-return]
 
 
@@ -254,33 +242,6 @@ def undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
     return value
 
 
-def reseeding(name: str, value: Any) -> Callable[..., Any]:
-    """Check a function of a dataset and a seed."""
-    if callable(value) and not _takes(value, "dataset", "seed"):
-        refuse(name, "a callable that takes (dataset, seed)", value)
-    return function(name, value)
-
-
-def _takes(value: Callable[..., Any], *arguments: object) -> bool:
-    """Whether this can be called with these arguments, as far as its signature says."""
-    try:
-        signature = inspect.signature(value, follow_wrapped=False)
-    except (TypeError, ValueError):  # of what is not written in Python
-        return True
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def _needed(value: Callable[..., Any]) -> list[str]:
-    """The arguments that a callable has to be given, by name."""
-    every = inspect.signature(value, follow_wrapped=False).parameters.values()
-    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    return [each.name for each in every if each.default is each.empty and each.kind not in several]
-
-
 def is_iterable(value: Any) -> bool:
     """Whether this can be iterated."""
     # A class has an __iter__ of its instances, and old-style sequences have __getitem__ alone.
@@ -301,12 +262,6 @@ def indices(name: str, value: Any) -> Any:
     """Check a sampler or batch sampler, or what makes one."""
     if isinstance(value, str) or not (is_iterable(value) or is_factory(value)):
         refuse(name, "an iterable, or a callable that makes one from the dataset", value)
-    if is_factory(value) and not _takes(value, "dataset"):
-        wanted = "a callable that takes the dataset alone, or an iterable"
-        if missing := _needed(value)[1:]:
-            wanted += f" ({', '.join(missing)} missing: give it to the callable, in Hydra as "
-            wanted += f"data.train.{name}.{missing[0]}=…)"
-        refuse(name, wanted, value)
     return value
 
 
@@ -330,18 +285,11 @@ def generator(name: str, value: Any) -> Any:
     return value
 
 
-def by_add_on(thing: str, check: str) -> Callable[[str, Any], Any]:
-    """Return the check of an add-on's option, imported for it: the method of a public name.
+def remote_workers(name: str, value: Any) -> Any:
+    """Check what makes batches on other machines: a `RayWorkers`, or its options."""
+    import lit_loader  # an add-on's class, by its public name
 
-    Or a function of a module that the package imports at its first use.
-    """
-
-    def ask(name: str, value: Any) -> Any:
-        import lit_loader
-
-        return getattr(getattr(lit_loader, thing), check)(name, value)
-
-    return ask
+    return lit_loader.RayWorkers.taken(name, value)
 
 
 # --- what is taken for a dataset ---
@@ -364,27 +312,17 @@ def is_list(value: object) -> bool:
 
 def check_dataset(dataset: Any, loading: bool = False) -> None:
     """Refuse what can be neither indexed nor iterated; and what cannot by a loader, if it loads."""
-    # Python looks these two up in the class; a forgotten pair of brackets is found so, too.
+    # Python looks these up in the class; a forgotten pair of brackets is found so, too.
     kind = type(dataset)
-    if hasattr(kind, "__getitem__"):
+    iterates = hasattr(kind, "__iter__")
+    if hasattr(kind, "__getitem__") or (hasattr(dataset, "__getitems__") and kind is not type):
         return
-    if hasattr(kind, "__iter__"):
+    if iterates and loading:
         from torch.utils.data import IterableDataset  # not by who only reads options
 
-        if not loading or hasattr(kind, "__getitems__") or isinstance(dataset, IterableDataset):
-            return
+        iterates = isinstance(dataset, IterableDataset)
+    if not iterates:
         raise OptionError(
-            "dataset must have __getitem__ (and __len__), or be an IterableDataset, got "
-            f"{short_repr(dataset)} ({kind.__name__}): derive a class from "
-            "torch.utils.data.IterableDataset whose __iter__ begins it again for each epoch"
-        )
-    if isinstance(dataset, type):
-        raise OptionError(
-            f"dataset must be an object, got the class {dataset.__name__} itself: call it, as in "
-            f"{dataset.__name__}()"
-        )
-    if not hasattr(dataset, "__getitems__"):
-        raise OptionError(
-            "dataset must have __getitem__ (and __len__), __getitems__ or __iter__, got "
-            f"{short_repr(dataset)} ({type(dataset).__name__}): pass a dataset"
+            "dataset must be an object that has __getitem__ (and __len__), or an IterableDataset, "
+            f"got {short_repr(dataset)} ({kind.__name__}): pass an instance of a dataset"
         )

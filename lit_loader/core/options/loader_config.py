@@ -1,4 +1,4 @@
-"""`LoaderConfig`: every option of the loader, validated once, in one place.
+"""`LoaderConfig`: every option of the loader, validated once, in one place; `Retry`, one's value.
 
 The order and the defaults are those of the ``DataLoader`` constructor, which builds a
 `LoaderConfig` to check what it was given; the data module and Hydra (``conf/lit_loader/loader``)
@@ -10,18 +10,83 @@ in every application of an environment, and shell completion must stay quick.
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import dataclasses
 import os
+import pkgutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from lit_loader.core.options import checks
 from lit_loader.core.options.checks import checked, count, flag, or_none, positive, seconds
-from lit_loader.core.options.retry import Retry
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
+
+_EXCEPTIONS: Final = (
+    "a list of exception classes or of their names ('package.module.Class', or one of Python's own)"
+)
+
+
+def _exception_classes(name: str, value: Any) -> tuple[type[Exception], ...]:
+    """Check a list of exception classes, or of their names; returns the classes."""
+    if not checks.is_list(value):
+        checks.refuse(name, _EXCEPTIONS, value)
+    return tuple(_exception(name, item) for item in value)
+
+
+def _exception(name: str, value: Any) -> type[Exception]:
+    kind = value
+    if isinstance(value, str):
+        with contextlib.suppress(Exception):  # whatever importing a module of the user's raises
+            kind = vars(builtins).get(value) or pkgutil.resolve_name(value)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        checks.refuse(name, _EXCEPTIONS, [value])
+    return kind
+
+
+@public
+@dataclasses.dataclass(frozen=True)
+class Retry:
+    """When to retry a sample: the value of ``sample_retries``.
+
+    Args:
+        times: How often to retry a sample before its error counts.
+        backoff: Seconds before the first retry. They double with each further one, up to 10 s: 0.1
+            and 3 retries wait 0.1 + 0.2 + 0.4 s.
+        on: Exception classes, or their names ("OSError", "my.module.Error"), after which a sample
+            is retried.
+
+    Raises:
+        OptionError: A value is refused.
+
+    Examples:
+        >>> from lit_loader import DataLoader, Retry
+        >>> retry = Retry(5, backoff=0.5, on=["OSError", "http.client.HTTPException"])
+        >>> loader = DataLoader(range(6), 2, sample_retries=retry)
+    """
+
+    times: int = checked(3, checks.count)
+    backoff: float = checked(0.1, checks.seconds)
+    on: Sequence[type[Exception] | str] = checked((OSError, TimeoutError), _exception_classes)
+
+    def __post_init__(self) -> None:
+        checks.check_fields(self, "sample_retries.")
+
+    @classmethod
+    def check(cls, name: str, value: Any) -> int | Retry:
+        """Check the option ``sample_retries``: a number, one of this class, or its options."""
+        if isinstance(value, Mapping):
+            checks.known_options(value, [*cls.__dataclass_fields__], place=f"{name}.")
+            return cls(**value)
+        return value if isinstance(value, cls) else checks.count(name, value)
+
+    def __bool__(self) -> bool:
+        """Whether samples are retried at all."""
+        return self.times > 0
+
 
 SampleErrorPolicy: TypeAlias = Literal["raise", "skip", "replace"]
 Seeding: TypeAlias = Literal["batch", "sample"]
@@ -48,9 +113,6 @@ FOR_WORKERS: Final = (
 FOR_PROCESSES: Final = (*("multiprocessing_context", "max_worker_restarts", "remote", "reseed_fn"),)
 """Options that mean nothing for workers in threads."""
 
-SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
-"""Options that a loader shows, as torch's does, by the samplers that they lead to."""
-
 
 @public
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +132,7 @@ class LoaderConfig:
     shuffle: bool | None = checked(None, or_none(flag))
     sampler: Any = checked(None, or_none(checks.indices))
     batch_sampler: Any = checked(None, or_none(checks.indices))
-    num_workers: int | Literal["auto"] = checked(0, checks.workers)
+    num_workers: int | Literal["auto"] = checked(0, checks.or_auto(0, checks.MANY))
     collate_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
     pin_memory: bool = checked(False, checks.flag_or_none)
     drop_last: bool = checked(False, flag)
@@ -87,8 +149,8 @@ class LoaderConfig:
     )
     seed: int | None = checked(None, or_none(partial(count, below=2**64)))
     seeding: Seeding = checked("batch", partial(checks.one_of, choices=get_args(Seeding)))
-    reseed_fn: Callable[..., Any] | None = checked(None, or_none(checks.reseeding))
-    num_replicas: int | Literal["auto"] | None = checked(None, or_none(checks.replicas))
+    reseed_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
+    num_replicas: int | Literal["auto"] | None = checked(None, or_none(checks.or_auto(1)))
     rank: int | None = checked(None, or_none(count))
     num_shards: int | None = checked(None, or_none(partial(positive, below=2**20)))
     uneven_ranks: UnevenRanks = checked("pad", partial(checks.one_of, choices=UNEVEN_RANKS))
@@ -100,7 +162,7 @@ class LoaderConfig:
     max_sample_errors: int | None = checked(None, or_none(count))
     sample_retries: int | Retry = checked(0, Retry.check)
     read_threads: int = checked(0, partial(count, below=1024))
-    remote: Any = checked(None, or_none(checks.by_add_on("RayWorkers", "taken")))
+    remote: Any = checked(None, or_none(checks.remote_workers))
 
     def __post_init__(self) -> None:
         checks.check_fields(self)
@@ -108,76 +170,68 @@ class LoaderConfig:
 
     def __repr__(self) -> str:
         """The options that differ from their defaults; there are too many to read all of them."""
-        changed = []
-        for name, value in self.as_kwargs().items():
-            default = getattr(LoaderConfig, name)
-            plain = isinstance(value, (int, float, str))  # an array would be compared by element
-            if value is not default and not (plain and value == default):
-                changed.append(f"{name}={short_repr(value)}")
+        changed = [
+            f"{name}={short_repr(getattr(self, name))}" for name in self._changed(vars(self))
+        ]
         return f"{type(self).__name__}({', '.join(changed)})"
 
+    def _changed(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield those of these options that differ from their defaults."""
+        for name in names:
+            value, default = getattr(self, name), getattr(LoaderConfig, name)
+            plain = isinstance(value, (int, float, str))  # an array would be compared by element
+            if value is not default and not (plain and value == default):
+                yield name
+
     def refuse(self, found: Iterator[tuple[str, ...]]) -> None:
-        """Raise the first of conflicts: the text, and the options whose values it is to name."""
+        """Raise the first of conflicts: the text, and the options whose values it is to name.
+
+        The text ends in what the first of these is to be, or ends with "at": at its default.
+        """
         for text, *names in found:
+            if text.endswith(" at"):
+                text += f" {getattr(LoaderConfig, names[0])!r}"
             values = " and ".join(f"{name}={short_repr(getattr(self, name))}" for name in names)
             raise OptionError(f"{text}, got {values}")
 
     def _conflicts(self) -> Iterator[tuple[str, ...]]:
         """Say which options rule one another out, for `refuse`."""
-        replaced = {
-            "batch_size": self.batch_size != 1,
-            "shuffle": bool(self.shuffle),
-            "sampler": self.sampler is not None,
-            "drop_last": self.drop_last,
-        }
-        for name, is_set in replaced.items():
-            if is_set and self.batch_sampler is not None:
-                text = f"batch_sampler takes the place of {name}: leave {name} at "
-                yield f"{text}{getattr(LoaderConfig, name)}", name, "batch_sampler"
+        if self.batch_sampler is not None:
+            for name in self._changed(("batch_size", "shuffle", "sampler", "drop_last")):
+                if name != "shuffle" or self.shuffle:
+                    text = f"batch_sampler takes the place of {name}: leave {name} at"
+                    yield text, name, "batch_sampler"
         if self.sampler is not None and self.shuffle:
-            text = "sampler decides the order itself: leave shuffle at None"
-            yield text, "shuffle", "sampler"
+            yield "sampler decides the order itself: leave shuffle at", "shuffle", "sampler"
         if self.batch_size is None and self.drop_last:
-            text = "drop_last needs batches: set batch_size to a number or drop_last to False"
+            text = "drop_last needs batches: set batch_size to a number, or leave drop_last at"
             yield text, "drop_last", "batch_size"
-        if not (self.num_workers or self.remote_workers):
-            for name, default in self._differing(FOR_WORKERS):
-                text = f"{name} needs worker processes: set num_workers to at least 1 or leave "
-                yield f"{text}{name} at {default!r}", name, "num_workers"
+        if not self.num_workers and self.remote is None:
+            for name in self._changed(FOR_WORKERS):
+                text = f"{name} needs worker processes: set num_workers, or leave {name} at"
+                yield text, name, "num_workers"
         if self.worker_method == "thread":
-            for name, default in self._differing(FOR_PROCESSES):
-                text = f"{name} is for worker processes: leave {name} at {default!r}, or "
-                yield f"{text}worker_method at 'multiprocessing'", name, "worker_method"
+            for name in self._changed(FOR_PROCESSES):
+                text = f"{name} is for worker processes: use 'multiprocessing', or leave {name} at"
+                yield text, name, "worker_method"
         if self.read_threads > 1 and self.reseed_fn is not None:
-            text = "reseed_fn seeds generators for one sample after another: leave read_threads at "
-            yield f"{text}0, or reseed_fn at None", "read_threads", "reseed_fn"
-        replicas = self.num_replicas
-        if replicas == "auto":
-            if self.rank is not None:
-                text = "num_replicas='auto' takes the rank from torch.distributed: leave rank at "
-                yield f"{text}None", "num_replicas", "rank"
-        elif (self.rank is None) != (replicas is None):
-            text = "rank and num_replicas are given together or not at all"
+            text = "reseed_fn seeds generators for one sample after another: leave read_threads at"
+            yield text, "read_threads", "reseed_fn"
+        rank, replicas = self.rank, self.num_replicas
+        if replicas == "auto" and rank is not None:
+            text = "num_replicas='auto' takes the rank from torch.distributed: leave rank at"
             yield text, "rank", "num_replicas"
-        elif self.rank is not None and self.rank >= (replicas or 0):
+        if replicas != "auto" and (rank is None) != (replicas is None):
+            yield "rank and num_replicas are given together or not at all", "rank", "num_replicas"
+        if rank is not None and isinstance(replicas, int) and rank >= replicas:
             yield "rank must be less than num_replicas", "rank", "num_replicas"
         if self.num_shards is not None:
             from lit_loader.core.options import stream_options
 
             yield from stream_options.conflicts(self)
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
-            yield (
-                "max_sample_errors needs bad samples to be passed over: set on_sample_error to "
-                "'skip' or 'replace' or leave max_sample_errors at None",
-                *("max_sample_errors", "on_sample_error"),
-            )
-
-    def _differing(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        """Yield the options that differ from their defaults, with these."""
-        for name in names:
-            default = getattr(LoaderConfig, name)
-            if getattr(self, name) != default:
-                yield name, default
+            text = "max_sample_errors needs on_sample_error='skip' or 'replace'"
+            yield text, "max_sample_errors", "on_sample_error"
 
     @property
     def remote_workers(self) -> int:
@@ -220,6 +274,8 @@ class LoaderConfig:
         Raises:
             OptionError: A factory returned something that cannot be iterated.
         """
+        if self.sampler is None and self.batch_sampler is None:
+            return self
         made = {
             name: getattr(self, name)(dataset)
             for name in ("sampler", "batch_sampler")

@@ -8,19 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["check_kind", "conflicts"]
-
 
 def conflicts(config: Any) -> Iterator[tuple[str, ...]]:
     """Say what does not go together with a number of shards, for `LoaderConfig.refuse`."""
     shards, replicas = config.num_shards, config.replica[1] if config.replica else 1
     if shards % replicas:
-        fitting = [replicas * max(1, shards // replicas + more) for more in (0, 1)]
-        yield (
-            "num_shards must be a multiple of num_replicas, so that all ranks read the same number "
-            f"of shards: use {' or '.join(map(str, dict.fromkeys(fitting)))}",
-            *("num_shards", "num_replicas"),
-        )
+        text = "num_shards must be a multiple of num_replicas, so that ranks read equally many"
+        yield text, "num_shards", "num_replicas"
     if config.uneven_ranks == "drop":
         yield (
             "uneven_ranks='drop' is for map-style datasets, because nobody knows in advance which "
@@ -31,36 +25,26 @@ def conflicts(config: Any) -> Iterator[tuple[str, ...]]:
 
 def check_kind(config: Any, iterable: bool) -> None:
     """Refuse what an iterable dataset rules out, or num_shards one that is not: an OptionError."""
-    config.refuse(_conflicts_with(config, iterable))
+    if iterable:
+        config.refuse(_conflicts_of_streams(config))
+    elif config.num_shards is not None:
+        config.refuse(iter([("num_shards is for an IterableDataset: leave it at", "num_shards")]))
 
 
-def _conflicts_with(config: Any, iterable: bool) -> Iterator[tuple[str, ...]]:
-    if not iterable:
-        if config.num_shards is not None:
-            yield "num_shards is for an IterableDataset: leave it at None", "num_shards"
-        return
+def _conflicts_of_streams(config: Any) -> Iterator[tuple[str, ...]]:
+    order, no_indices = "which decides its own order", "which has no indices"
     refused = {
-        "shuffle": "which decides its own order: leave it at None",
-        "sampler": "which decides its own order: leave it at None",
-        "batch_sampler": "which decides its own order: leave it at None",
+        **{name: order for name in ("shuffle", "sampler", "batch_sampler")},
+        "remote": "whose shards stay on this machine",
     }
-    if config.remote_workers:
-        refused["remote"] = "whose shards stay on this machine: leave it at None"
+    if config.read_threads > 1:
+        refused["read_threads"] = f"{no_indices} (use threads in its __iter__)"
     for name, why in refused.items():
         if getattr(config, name):
-            yield f"{name} does not apply to an IterableDataset, {why}", name
-    if config.read_threads > 1:
-        yield (
-            "read_threads reads samples by their indices, and an IterableDataset has none: leave "
-            "read_threads at 0, and use threads in its __iter__",
-            "read_threads",
-        )
+            yield f"{name} does not apply to an IterableDataset, {why}: leave it at", name
     if config.on_sample_error == "replace":
-        yield (
-            "on_sample_error='replace' does not apply to an IterableDataset, which has no "
-            "indices to choose from: use 'skip' or 'raise'",
-            "on_sample_error",
-        )
+        text = f"'replace' does not apply to an IterableDataset, {no_indices}: use 'skip'"
+        yield f"on_sample_error={text}", "on_sample_error"
     if config.num_workers == "auto" and config.num_shards is None:
         yield (
             "num_workers='auto' does not apply to an IterableDataset without num_shards, whose "

@@ -29,8 +29,8 @@ from lit_loader.core.sampling.orders import (
     ShuffledSampler,
     shown_epoch,
 )
-from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.core.state.position import Position
+from lit_loader.core.state.state_validation import Fingerprint, fingerprint_of
 from lit_loader.errors import OptionError, StateError
 
 _FIRST_CHUNK: Final = 256

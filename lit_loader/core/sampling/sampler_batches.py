@@ -212,7 +212,7 @@ class SamplerBatches:
         """Seed the global generators for a batch of the sampler, and restore them."""
         if self._is_still:
             return draw()
-        with BorrowedRng(self._draws) as rng:
+        with BorrowedRng(self._draws, watched=self._draws.is_due) as rng:
             rng.seed(extend(self._seed, self._groups) >> 1)
             return draw()
 

@@ -28,18 +28,15 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from lit_loader.core.seeding import generator_lock
-from lit_loader.core.seeding.generator_lock import GeneratorLock
+from lit_loader.core.seeding import loader_seeds
 from lit_loader.core.seeding.held_generators import Tape
+from lit_loader.core.seeding.loader_seeds import GeneratorLock
 from lit_loader.core.seeding.seeds import numpy_seed
-
-__all__ = ["BorrowedRng", "Draws", "draws_of"]
 
 WATCHED: Final = 16
 """Batches of a dataset around which all generators are lent and looked at."""
 
 TORCH, NUMPY, PYTHON = 1, 2, 4
-_ALL: Final = TORCH | NUMPY | PYTHON
 _NAMES: Final = {TORCH: "torch", NUMPY: "numpy.random", PYTHON: "random"}
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
@@ -64,12 +61,11 @@ class Draws:
         number = self.batches + 1
         return number <= WATCHED or not number & (number - 1)
 
-    def note(self, drawn: int) -> str | None:
-        """Note what a batch has drawn from; returns what to report if that comes too late."""
-        first, self.looked = self.looked + 1, self.batches + 1
-        new = drawn & ~self.drawn
-        self.drawn |= drawn
-        if not new or first > self.batches:
+    def note(self, new: int) -> str | None:
+        """Note draws that were not known; returns what to report if they come too late."""
+        first = self.looked + 1
+        self.drawn |= new
+        if first > self.batches:
             return None
         names = " and ".join(name for bit, name in _NAMES.items() if new & bit)
         return (
@@ -85,15 +81,15 @@ _MOST_FUNCTIONS: Final = 4
 
 def draws_of(dataset: Any, collate_fn: Any) -> Draws:
     """Return what is known of a dataset and a function, in this process."""
-    owner, kept = _known.get(id(dataset), (None, None))
-    if owner is None or owner() is not dataset or kept is None:
-        key, kept = id(dataset), []
+    key = id(dataset)
+    if key not in _known or _known[key][0]() is not dataset:
         try:
             # ``known``: at the interpreter's end the module's own names are gone.
             forget = lambda _, known=_known: known.pop(key, None)  # noqa: E731
-            _known[key] = weakref.ref(dataset, forget), kept
+            _known[key] = weakref.ref(dataset, forget), []
         except TypeError:  # a list, say: each loader learns by itself
             return Draws()
+    kept = _known[key][1]
     for function, draws in kept:
         if function is collate_fn or function == collate_fn:
             return draws
@@ -105,47 +101,48 @@ def draws_of(dataset: Any, collate_fn: Any) -> Draws:
 class BorrowedRng(AbstractContextManager["BorrowedRng"]):
     """The generators of the process, lent to one thread for one batch.
 
-    ``always``: all are lent, whatever was drawn before. Generators that the dataset ``held`` are
-    read and put back, too. After the batch ``late`` is what to report, or None.
+    ``always``: all are lent, whatever was drawn before. ``watched``: they are looked at, too.
+    Generators that the dataset ``held`` are read and put back. After the batch ``late`` is what to
+    report, or None.
 
     A context; or `begin` and `end` in ``try`` and ``finally``. May be nested.
     """
 
     __slots__ = (
-        *("_always", "_bits", "_draws", "_drawn", "_held", "_lent", "_lock", "_python", "_seed"),
-        *("_states", "_torch", "_watched", "late"),
+        *("_always", "_bits", "_draws", "_drawn", "_held", "_is_watched", "_lock", "_python"),
+        *("_seeds", "_states", "_torch", "late"),
     )
 
-    def __init__(self, draws: Draws, held: Sequence[Tape] = (), always: bool = False) -> None:
+    def __init__(
+        self, draws: Draws, held: Sequence[Tape] = (), always: bool = False, watched: bool = False
+    ) -> None:
         self._draws, self._held, self._always = draws, held, always
         self._lock: GeneratorLock | None = None
-        self._lent = self._watched = self._drawn = 0
-        self._seed: int | None = None
-        self._states: list[Any] = []
+        # The states of what is lent, and NumPy's bit generator; None: that one is not lent.
         self._torch: Any = None
         self._python: Any = None
         self._bits: Any = None
+        self._states: list[Any] = []
+        self._is_watched, self._drawn = watched, 0
+        self._seeds: tuple[int, int] | None = None  # the batch's, and what NumPy's is seeded by
         self.late: str | None = None
 
     def begin(self) -> BorrowedRng:
         """Borrow them, as soon as no other thread has them."""
-        if not generator_lock.lock._is_owned():  # reach: python: as threading.Condition asks
+        if not loader_seeds.lock._is_owned():  # reach: python: as threading.Condition asks
             self._lock = GeneratorLock()
             self._lock.take()
-        draws = self._draws
-        self._watched = _ALL if draws.is_due and not self._always else 0
-        wanted = _ALL if self._always or self._watched else draws.drawn
+        wanted = self._draws.drawn
+        if self._always or self._is_watched:
+            wanted = TORCH | NUMPY | PYTHON
         # Noted one by one: an exception out of a signal handler may come in between.
         if wanted & TORCH:
             self._torch = _torch.get_state()
-            self._lent |= TORCH
         if wanted & PYTHON:
             self._python = random.getstate()
-            self._lent |= PYTHON
         if wanted & NUMPY:
             spare = _spares.pop() if _spares else np.random.MT19937(0)
             self._bits = _numpy.get_bit_generator()
-            self._lent |= NUMPY
             _numpy.set_bit_generator(spare)
         if self._held:
             self._states = [each.read() for each in self._held]
@@ -153,32 +150,36 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
 
     def seed(self, seed: int) -> None:
         """Seed those that are lent; ``torch.initial_seed()`` then is the seed, if torch's is."""
-        if self._watched and self._seed is not None:  # they are seeded for the second time
-            self._drawn |= _moved(self._watched, self._seed)
-        lent, self._seed = self._lent, seed
-        if lent & TORCH:
+        if self._is_watched and self._seeds is not None:  # they are seeded for the second time
+            self._drawn |= _moved(*self._seeds)
+        _, of_numpy = self._seeds = seed, numpy_seed(seed)
+        if self._torch is not None:
             _torch.manual_seed(seed)
-        if lent & NUMPY:
-            _numpy.seed(numpy_seed(seed))
-        if lent & PYTHON:
+        if self._bits is not None:
+            _numpy.seed(of_numpy)
+        if self._python is not None:
             random.seed(seed)
 
     def end(self) -> None:
         """Put them back; may be called again, and does then what was not done."""
-        draws, seed, self._seed = self._draws, self._seed, None
-        if seed is not None:
-            if self._watched:
-                self.late = draws.note(self._drawn | _moved(self._watched, seed))
+        draws, seeds, self._seeds = self._draws, self._seeds, None
+        if seeds is not None:
+            if self._is_watched:
+                if new := (self._drawn | _moved(*seeds)) & ~draws.drawn:
+                    self.late = draws.note(new)
+                draws.looked = draws.batches + 1
             draws.batches += 1
-        lent, self._lent = self._lent, 0
-        if lent & TORCH:
+        if self._torch is not None:
             _torch.set_state(self._torch)
-        if lent & PYTHON:
+            self._torch = None
+        if self._python is not None:
             random.setstate(self._python)
-        if lent & NUMPY:
-            spare = _numpy.get_bit_generator()
-            _numpy.set_bit_generator(self._bits)
-            if not _spares and type(spare) is np.random.MT19937 and spare is not self._bits:
+            self._python = None
+        if self._bits is not None:
+            spare, bits = _numpy.get_bit_generator(), self._bits
+            _numpy.set_bit_generator(bits)
+            self._bits = None
+            if not _spares and type(spare) is np.random.MT19937 and spare is not bits:
                 _spares.append(spare)
         if self._states:
             for each, state in zip(self._held, self._states, strict=True):
@@ -201,18 +202,16 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
             self.end()
 
 
-def _moved(lent: int, seed: int) -> int:
+def _moved(seed: int, of_numpy: int) -> int:
     """Return which generators are not where `BorrowedRng.seed` has put them; draws from them."""
     torchs, numpys, pythons = _scratch
+    numpys.seed(of_numpy)
+    pythons.seed(seed)
     moved = 0
-    if lent & TORCH and not torch.equal(torchs.manual_seed(seed).get_state(), _torch.get_state()):
+    if not torch.equal(torchs.manual_seed(seed).get_state(), _torch.get_state()):
         moved |= TORCH
-    if lent & NUMPY:
-        numpys.seed(numpy_seed(seed))
-        if numpys.random_sample() != np.random.random_sample():
-            moved |= NUMPY
-    if lent & PYTHON:
-        pythons.seed(seed)
-        if pythons.getrandbits(64) != random.getrandbits(64):
-            moved |= PYTHON
+    if numpys.random_sample() != np.random.random_sample():
+        moved |= NUMPY
+    if pythons.getrandbits(64) != random.getrandbits(64):
+        moved |= PYTHON
     return moved

@@ -33,15 +33,6 @@ import torch.utils.data
 
 from lit_loader.core.seeding.seeds import PassSeeds, canonical_pickle, derive, extend, index_number
 
-__all__ = [
-    "GLOBAL_GENERATORS",
-    "Found",
-    "HeldGenerators",
-    "find_generators",
-    "own_seeds",
-    "tape",
-]
-
 MAX_OBJECTS: Final = 20_000
 """Objects that a search looks into, each in 1 to 2 µs."""
 
@@ -52,8 +43,8 @@ FIRST_ITEMS: Final = 16
 """Items of a container that are looked into first."""
 
 KINDS: Final = (
-    *(random.Random, torch.Generator, np.random.Generator, np.random.RandomState),
-    *(np.random.BitGenerator, np.random.SeedSequence),
+    *(random.Random, torch.Generator),
+    *(np.random.Generator, np.random.RandomState, np.random.BitGenerator),
 )
 
 GLOBAL_GENERATORS: Final[tuple[Any, ...]] = (
@@ -61,6 +52,7 @@ GLOBAL_GENERATORS: Final[tuple[Any, ...]] = (
     np.random.rand.__self__,  # type: ignore[attr-defined]
     torch.default_generator,
 )
+_GLOBALS: Final = {id(each): each for each in GLOBAL_GENERATORS}
 _PLAIN: Final = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range})
 _LEAVES: Final[tuple[type, ...]] = (
     *(str, bytes, bytearray, int, float, complex, type(None), range),
@@ -94,9 +86,8 @@ class Found(NamedTuple):
 def find_generators(*roots: object) -> Found:
     """Find the random generators that these objects hold in plain sight.
 
-    Found are ``numpy.random.Generator``, ``BitGenerator``, ``RandomState`` and ``SeedSequence``,
-    ``torch.Generator``, ``random.Random``, and what derives from them, each once; not the three
-    global ones.
+    Found are ``numpy.random.Generator``, ``BitGenerator`` and ``RandomState``, ``torch.Generator``,
+    ``random.Random``, and what derives from them, each once; not the three global ones.
     """
     search = _Search()
     for root in roots:
@@ -116,7 +107,7 @@ class _Search:
         # What was looked into, with the number of what led there, and the step.
         self.entered: list[tuple[Any, int, str]] = []
         self._queue: deque[tuple[Any, int, str, int]] = deque()
-        self._seen = {id(each): each for each in GLOBAL_GENERATORS}
+        self._seen = _GLOBALS.copy()
         self._modules: set[str] = set()
         self._left: dict[int, tuple[Iterator[_Lead], int]] = {}  # rest of long containers
         self._holding: set[int] = set()  # what has a generator somewhere within
@@ -157,25 +148,25 @@ class _Search:
                         self._look_at_part(item, number, lead, depth)
                 self._left[number] = leads, depth
             else:
-                for lead, part in _parts(value, kind):
+                owners = [value] if issubclass(kind, types.FunctionType) else kind.__mro__
+                own = [each for each in owners if root_of(each) not in CLOSED]
+                for lead, part in _parts(value, kind, own):
                     if type(part) not in _PLAIN:
                         self._look_at_part(part, number, lead, depth)
-                for owner in kind.__mro__ if not issubclass(kind, types.FunctionType) else (value,):
-                    self._look_at_module(owner, number, depth)
+                for owner in own:
+                    self._look_at_module(owner, depth)
 
     def _look_at_part(self, part: Any, number: int, step: str, depth: int) -> None:
         if self.shared is None and _is_shared(part):
             self.shared = self.path(number) + step
         self.look_at(part, number, step, depth + 1)
 
-    def _look_at_module(self, owner: Any, number: int, depth: int) -> None:
+    def _look_at_module(self, owner: Any, depth: int) -> None:
         """Note the generators among the globals of the module that defines a class or function."""
         name = getattr(owner, "__module__", None)
         if not isinstance(name, str) or name in self._modules:
             return
         self._modules.add(name)
-        if name.partition(".")[0] in CLOSED:
-            return
         shown = "__main__" if name == "__mp_main__" else name  # as spawned workers call it
         for each, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
             if issubclass(type(value), KINDS):  # isinstance would call Python code of torch's
@@ -211,8 +202,8 @@ def _items(value: Any, kind: type) -> Iterator[_Lead]:
             yield f"[{place}]", item
 
 
-def _parts(value: Any, kind: type) -> Iterator[_Lead]:
-    """Yield what an object that is no container leads to."""
+def _parts(value: Any, kind: type, own: Iterable[Any]) -> Iterator[_Lead]:
+    """Yield what an object that is no container leads to; ``own`` are its classes with members."""
     if issubclass(kind, partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif issubclass(kind, (types.MethodType, types.BuiltinFunctionType)):  # rng.normal, too
@@ -226,9 +217,7 @@ def _parts(value: Any, kind: type) -> Iterator[_Lead]:
         for name, part in list(instance_dict(value).items()):
             if not (pipe and isinstance(part, KINDS)):
                 yield f".{name}", part
-        for base in kind.__mro__:
-            if root_of(base) in CLOSED:
-                continue
+        for base in own:
             for name, member in list(vars(base).items()):
                 if type(member) is types.MemberDescriptorType:
                     with contextlib.suppress(AttributeError):  # never assigned
@@ -276,17 +265,15 @@ def _is_shared(value: Any) -> bool:
         return value.layout == torch.strided and not value.is_cuda and bool(value.is_shared())
     if issubclass(kind, np.ndarray):
         # One over the buffer of a SharedMemory, or of a file that is open for writing.
-        while value.flags.writeable and isinstance(value.base, np.ndarray):
+        while isinstance(value.base, np.ndarray):
             value = value.base
-        inner = value.base if value.flags.writeable else None
-        return isinstance(inner.obj if type(inner) is memoryview else inner, mmap.mmap)
-    module = kind.__module__
-    if module == "multiprocessing.synchronize":
+        inner = value.base.obj if type(value.base) is memoryview else value.base
+        return bool(value.flags.writeable) and isinstance(inner, mmap.mmap)
+    if kind.__module__ == "multiprocessing.synchronize":
         return kind.__name__ == "Event"
-    if module in _SHARING:
-        return True
     # reach: python: RawValue and RawArray are ctypes' own, with this attribute
-    return type(instance_dict(value).get("_wrapper")).__module__ == "multiprocessing.heap"
+    wrapper = type(instance_dict(value).get("_wrapper"))
+    return kind.__module__ in _SHARING or wrapper.__module__ == "multiprocessing.heap"
 
 
 # --- reading, writing and seeding one generator ---
@@ -318,29 +305,12 @@ def tape(value: Any) -> Tape | None:
             *(partial(value.get_state, legacy=False), value.set_state),
             *(partial(_reseed_random_state, value), lambda: int(value.randint(1 << 62))),
         )
-    if isinstance(value, np.random.SeedSequence):
-        return Tape(
-            *(lambda: value.n_children_spawned, partial(set_children, value)),
-            partial(np.random.SeedSequence.__init__, value),
-            lambda: int(value.spawn(1)[0].generate_state(1, np.uint64)[0]),
-        )
     if isinstance(value, np.random.BitGenerator):
         return Tape(
             *(partial(getattr, value, "state"), partial(setattr, value, "state")),
             *(partial(_reseed_bits, value), value.random_raw),
         )
     return None
-
-
-def set_children(sequence: Any, count: int) -> None:
-    """Bring a seed sequence to where it has spawned ``count`` others."""
-    np.random.SeedSequence.__init__(
-        sequence,
-        sequence.entropy,
-        spawn_key=sequence.spawn_key,
-        pool_size=sequence.pool_size,
-        n_children_spawned=count,
-    )
 
 
 def _reseed_bits(bits: Any, seed: int) -> None:
@@ -421,3 +391,6 @@ class HeldGenerators:
         """Seed each generator in place for a batch or sample, which ``parts`` name."""
         for controls, base in zip(self.tapes, self._bases, strict=True):
             controls.reseed(extend(base, *parts))
+
+
+NONE_HELD: Final = HeldGenerators((), {}, PassSeeds(0))

@@ -9,21 +9,27 @@
 
 The draw is made where torch's loader makes it, and moves the generator as far. So what a program
 seeds before a pass decides the pass, and what it draws afterwards is the same with both loaders.
+
+One thread at a time makes a batch in this process: the lock of the global random generators.
+
+Two threads that seeded, drew and put back at once would draw each other's numbers, and put back
+each other's. So a thread that borrows the generators, or asks them for what a borrower changes,
+holds this lock. It is re-entrant: a dataset may itself iterate a loader. One that waits for another
+thread which does so waits forever, which from outside looks like a batch that takes long: a
+warning is logged after `WARN_AFTER`.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import hashlib
+import logging
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
-
-from lit_loader.core.seeding import generator_lock
-
-__all__ = ["LoaderSeeds"]
 
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -64,10 +70,6 @@ class LoaderSeeds:
         if self.seed is None and self.generator is None:
             self.seed, self.generator, self._base = other.seed, other.generator, other._base
 
-    def of_copy(self) -> LoaderSeeds:
-        """Return those of a copy of the loader."""
-        return copy.copy(self)
-
     def draw(self, numbers: int) -> int | None:
         """Draw numbers as torch's loader does in ``iter(loader)``; return the first.
 
@@ -76,7 +78,7 @@ class LoaderSeeds:
         if self.seed is not None or not numbers:
             return None
         generator = self._generator()
-        with generator_lock.lock:  # a batch of another thread's may have borrowed it
+        with lock:  # a batch of another thread's may have borrowed it
             number = torch.empty((), dtype=torch.int64, device=generator.device)
             drawn = [int(number.random_(generator=generator)) for _ in range(numbers)]
         return drawn[0]
@@ -129,7 +131,7 @@ class LoaderSeeds:
         """Return a digest of where the generator is; 0 if nothing is drawn from it."""
         if self.seed is not None:
             return 0
-        with generator_lock.lock:
+        with lock:
             state = self._generator().get_state().numpy().tobytes()
         return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little")
 
@@ -141,3 +143,70 @@ class LoaderSeeds:
 
     def _generator(self) -> torch.Generator:
         return torch.default_generator if self.generator is None else self.generator
+
+
+WARN_AFTER: Final = 10.0
+"""Seconds that a thread waits for one batch of another thread before it says so, once."""
+
+_log = logging.getLogger("lit_loader.generator_lock")
+
+_WAITS: Final = (
+    f"lit_loader: this thread has waited {WARN_AFTER:.0f} s for another one to build a batch. "
+    "Loaders with num_workers=0 build one batch at a time, because a process has only one set of "
+    "global random generators. A dataset must not wait for a thread that iterates such a loader: "
+    "give that loader workers, or iterate it in the thread that waits"
+)
+
+lock: Any = threading.RLock()
+"""The lock itself, for ``with``; in a forked process perhaps another one than before."""
+
+
+class GeneratorLock:
+    """One time that a thread has the generators; one within another of the same thread is no more.
+
+    For where an exception out of a signal handler may come at any instruction, between the taking
+    of the lock and the note that it is taken, too. The lock knows itself who has it; so `end`, in a
+    ``finally``, may be called again if it was interrupted.
+    """
+
+    __slots__ = ("_mine",)
+
+    def __init__(self) -> None:
+        self._mine = False
+
+    def take(self) -> None:
+        """Wait until no other thread has the lock, and take it; say so if that takes long."""
+        if not lock._is_owned():  # reach: python: as threading.Condition asks an RLock
+            self._mine, patience = True, WARN_AFTER
+            while not lock.acquire(timeout=patience):
+                _log.warning(_WAITS)
+                patience = -1  # forever
+
+    def end(self) -> None:
+        """Release the lock, if this object holds it."""
+        if self._mine and lock._is_owned():  # reach: python: as threading.Condition asks an RLock
+            lock.release()
+
+
+@contextlib.contextmanager
+def lent_to_others() -> Iterator[None]:
+    """Release the lock while this thread waits for others; they restore what it set."""
+    held, times = lock, 0
+    try:
+        while held._is_owned():  # reach: python: as threading.Condition asks an RLock
+            held.release()
+            times += 1
+        yield
+    finally:
+        for _ in range(times):
+            held.acquire()
+
+
+def _forget_other_threads() -> None:
+    """Make a new lock in a forked process, if a thread holds it that was not copied."""
+    global lock
+    if not lock._is_owned():  # reach: python: as threading.Condition asks an RLock
+        lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_other_threads)

@@ -26,20 +26,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = [
-    *("BATCH", "SAMPLE", "BatchRng", "PassSeeds", "await_draws", "canonical_pickle", "derive"),
-    *(
-        "extend",
-        "index_number",
-        "numpy_seed",
-        "order_seed",
-        "renew_numpy_generator",
-        "seed_globals",
-        "seed_worker",
-    ),
-    *("tensor_bytes",),
-]
-
 BATCH: Final = 0xBA7C
 SAMPLE: Final = 0x5A3B
 """Keep the seeds of batches and of samples of one pass apart."""
@@ -68,17 +54,6 @@ _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 
 
-def _mix(x: int) -> int:
-    """Map 64 bits one to one onto 64 bits, so that each output bit depends on each input bit.
-
-    The finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
-    Generators, 2014).
-    """
-    x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
-    x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
-    return x ^ (x >> 31)
-
-
 def derive(*parts: int) -> int:
     """Mix integers of any size into one 64-bit seed; the order and number of the parts count.
 
@@ -88,8 +63,13 @@ def derive(*parts: int) -> int:
 
 
 def extend(seed: int, *parts: int) -> int:
-    """Mix further integers into a seed: ``extend(derive(a, b), c) == derive(a, b, c)``."""
-    for part in parts:  # `_mix`, twice, spelled out: this runs for each batch
+    """Mix further integers into a seed: ``extend(derive(a, b), c) == derive(a, b, c)``.
+
+    By the finaliser of SplitMix64, twice, which maps 64 bits one to one onto 64 bits so that each
+    output bit depends on each input bit (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+    Generators, 2014).
+    """
+    for part in parts:
         x = part + _GOLDEN & _MASK
         x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
         x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
@@ -222,8 +202,11 @@ def seed_globals(seed: int) -> None:
 
 
 def numpy_seed(seed: int) -> int:
-    """Return the 32 bits by which NumPy's global generator is seeded."""
-    return _mix(seed + _GOLDEN & _MASK) >> 32
+    """Return the 32 bits by which NumPy's global generator is seeded: SplitMix64, as above."""
+    x = seed + _GOLDEN & _MASK
+    x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
+    return (x ^ (x >> 31)) >> 32
 
 
 def seed_worker(seed: int) -> None:
@@ -232,17 +215,10 @@ def seed_worker(seed: int) -> None:
     Args:
         seed: The pass's seed + the worker's number, as with torch's loader.
     """
-    if _has_accelerator():
-        torch.manual_seed(seed & _MASK)  # their generators too, for which it takes locks
+    with contextlib.suppress(RuntimeError):  # torch 2.6 says so that there is no accelerator
+        if torch.accelerator.current_accelerator() is not None:  # asks no driver: in a fork, say
+            torch.manual_seed(seed & _MASK)  # their generators too, for which it takes locks
     seed_globals(seed & _MASK)
-
-
-def _has_accelerator() -> bool:
-    """Whether torch knows of an accelerator; asks no driver, for this may be a forked process."""
-    try:
-        return torch.accelerator.current_accelerator() is not None
-    except RuntimeError:  # what torch 2.6 says where there is none
-        return False
 
 
 def await_draws() -> None:

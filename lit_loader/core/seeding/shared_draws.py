@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-from lit_loader.core.seeding import generator_lock
+from lit_loader.core.seeding import loader_seeds
 from lit_loader.core.seeding.held_generators import GLOBAL_GENERATORS, tape
 from lit_loader.core.seeding.seeds import canonical_pickle
-
-__all__ = ["Look", "SharedDraws"]
 
 WATCHED: Final = 16
 
@@ -76,7 +74,7 @@ class SharedDraws:
         )
 
     def _look(self, since: int) -> Look | None:
-        lock = generator_lock.lock
+        lock = loader_seeds.lock
         if not lock.acquire(blocking=False):  # they are lent to another thread
             return None
         try:

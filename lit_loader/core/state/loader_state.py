@@ -28,11 +28,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.position import COUNT, Position, Root
 from lit_loader.core.state.state_validation import (
     MAX_BATCHES,
     PRIMITIVES,
+    Fingerprint,
     brief,
     damaged,
     is_count,
@@ -84,22 +84,11 @@ class LoaderState:
 
     position: Position
     # What makes the order of the samples and their random numbers, such as dataset_length and seed;
-    # and what samplers and datasets name themselves, as sampler.seed (`core/state/fingerprint.py`).
+    # and what samplers and datasets name themselves, as sampler.seed (`state_validation.py`).
     fingerprint: Fingerprint
     # Those of the position's readers among all ranks' readers; None: each worker is one.
     numbers: Sequence[int] | None = None
     generator: int = 0  # digest of torch's generator when the state was taken
-
-    @property
-    def samples(self) -> int:
-        """Samples of the pass that all ranks together have got, up to its end."""
-        size, ranks = (self.fingerprint.get(name) or 1 for name in ("batch_size", "num_replicas"))
-        return self.position.batches * int(size) * int(ranks)
-
-    @property
-    def order(self) -> Any:
-        """What a computed order has put into it (`core/sampling/orders.py`); None: nothing."""
-        return (self.position.sampler or {}).get("order")
 
     def to_position(self, fingerprint: Fingerprint, plan: Any) -> Position:
         """Find the state's place among a loader's batches; a StateError if it does not fit that.
@@ -108,9 +97,11 @@ class LoaderState:
         dataset see `streams/reader_states.py`.
         """
         self.check_kind(fingerprint)
-        position, samples = self.position, self.samples
+        position = self.position
         if position.readers:
             raise damaged("readers must be None for a map-style dataset", position.readers)
+        size, ranks = (self.fingerprint.get(name) or 1 for name in ("batch_size", "num_replicas"))
+        samples = given = position.batches * int(size) * int(ranks)  # up to the pass's end
         length = self.fingerprint.get("dataset_length")
         # Between two passes there is no place that more, or less, data could move.
         between = is_count(length) and (not position.delivered or samples >= length)
@@ -119,9 +110,10 @@ class LoaderState:
             batches = position.batches and len(plan)  # still at the end
             return replace(position, batches=batches, ahead=())
         if plan.is_computed:
-            samples = plan.source.place_in(self.order, position.epoch, samples)
+            order = (position.sampler or {}).get("order")  # see `core/sampling/orders.py`
+            samples = plan.source.place_in(order, position.epoch, given)
         moved = any(self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC)
-        if samples == self.samples and not moved:
+        if samples == given and not moved:
             batches = position.batches
         elif position.ahead:
             raise StateError(

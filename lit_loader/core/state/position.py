@@ -144,10 +144,15 @@ class PassPosition:
         self.latest = None
 
     @property
+    def delivered(self) -> int:
+        """Batches that have been given out."""
+        self.settle()
+        return self._batches + len(self._ahead)
+
+    @property
     def since(self) -> int:
         """Batches that have been given out since the pass began, or was resumed."""
-        self.settle()
-        return self._batches + len(self._ahead) - self.start.delivered
+        return self.delivered - self.start.delivered
 
     def end(self) -> None:
         """Note that the consumer has come to the pass's end."""

@@ -6,17 +6,31 @@ known to be what it should, and nothing that is done for it takes longer than th
 
 What a sampler or a dataset of the user's has put into a state is its own. It is copied, handed to
 its ``load_state_dict``, and whatever that raises becomes the `__cause__` of a `StateError`.
+
+A state holds a position, and names what that position is a position in (`Fingerprint`), so that it
+is not loaded where it means other data. Of a user's sampler the
+loader sees its class alone; what else its order depends on the sampler names itself, by a method
+that the loader calls whenever a state is taken or loaded::
+
+    class ByDifficulty(Sampler[int]):
+        def state_fingerprint(self) -> dict[str, int | float | str | bool | None]:
+            return {"seed": self.seed, "hardest": self.hardest}
+
+A batch sampler, the ``sampler`` inside of one, and a dataset may have the method too. What it gives
+is part of the state. A loader whose sampler gives anything else refuses that state, and names what
+differs: ``state was taken with sampler.seed=1, but this loader has sampler.seed=2``. The epoch and
+the place in it do not belong there, nor does what may change between two runs of the same data.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeGuard
 
 from lit_loader.describe import short_repr
-from lit_loader.errors import StateError
+from lit_loader.errors import OptionError, StateError
 
 MAX_COUNT: Final = 2**62
 """Epochs and samples are below it, so that sums of them are numbers of 64 bits."""
@@ -96,3 +110,29 @@ def _told(error: Exception) -> str:
     if len(message) > 2 * _SHOWN:
         message = f"{message[: 2 * _SHOWN - 3]}..."
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+Fingerprint = dict[str, int | float | str | bool | None]
+
+
+def fingerprint_of(name: str, thing: Any) -> Fingerprint:
+    """Ask a sampler or dataset what its data depends on: fields "name.field", or an OptionError."""
+    method = getattr(thing, "state_fingerprint", None)
+    if not callable(method):
+        return {}
+    fields = method()
+    # Exact types: NumPy's numbers are subclasses that torch.load(weights_only=True) refuses.
+    if not isinstance(fields, Mapping) or not all(
+        type(field) is str and type(value) in PRIMITIVES for field, value in fields.items()
+    ):
+        raise OptionError(
+            f"{type(thing).__name__}.state_fingerprint() must give a dict from names to int, "
+            f"float, str, bool or None, got {' '.join(repr(fields).split())}"
+        )
+    return {f"{name}.{field}": value for field, value in fields.items()}
+
+
+def has_methods(stream: Any) -> bool:
+    """Whether there are methods ``state_dict`` and ``load_state_dict``, whatever they take."""
+    methods = (getattr(stream, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods))

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Final
 
-from lit_loader.core.state.fingerprint import has_methods
-from lit_loader.core.state.state_validation import damaged, own_part, restore, resuming
+from lit_loader.core.state.state_validation import damaged, has_methods, own_part, restore, resuming
 from lit_loader.errors import StateError
 
 ITERATOR: Final = "iterator"

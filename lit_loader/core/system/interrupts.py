@@ -4,6 +4,11 @@ A handler runs in the main thread, between any two instructions of whatever that
 the middle of starting or ending processes would leave some of them, and open files, behind. So such
 work is done under `HeldBack`: handlers run at once, but what they raise comes out when the work is
 done. Everywhere else an exception may come at any moment, and is treated as any other.
+
+`reset_signals` is for processes of our own: what is sent to a whole job is the parent's affair. A
+terminal, a scheduler or a limit of CPU time signals all processes of a job, and means the one that
+listens. Workers and the relay go on while that lives, and end with it: see
+`core/executors/process_start.py`.
 """
 
 from __future__ import annotations
@@ -128,12 +133,27 @@ class HeldBack:
                 late = late or error
 
     def _stand_in(self, number: int) -> None:
-        self.handlers[number] = signal.getsignal(number)
-        signal.signal(number, self._run)
+        self.handlers[number] = _signal.getsignal(number)
+        _signal.signal(number, self._run)
 
     def _put_one_back(self, number: int) -> None:
-        if self._run == signal.getsignal(number):  # else the work has set another
-            signal.signal(number, self.handlers[number])
+        if self._run == _signal.getsignal(number):  # else the work has set another
+            _signal.signal(number, self.handlers[number])
+
+
+def take_all(steps: Iterable[Callable[[], object]]) -> None:
+    """Take every step, whatever the others raise; then raise the first exception."""
+    first: BaseException | None = None
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        try:
+            raise first
+        finally:
+            del first  # whose traceback holds this frame
 
 
 def with_handlers() -> Iterator[int]:
@@ -157,3 +177,47 @@ def _trip(number: int) -> None:
     time.sleep(_LEAVING)
     if main is not None:
         signal.pthread_kill(main, number)
+
+
+_MAY_SHOW: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Those by which native handlers show something, and go on."""
+
+_IGNORED: Final = (signal.SIGINT, signal.SIGHUP, *_MAY_SHOW)
+"""Signals to a whole job that are none of a worker's business, nor of what it starts."""
+
+_HEEDED_BY_PROGRAMS: Final = (
+    *(signal.SIGTERM, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+    *(signal.SIGXCPU, signal.SIGTSTP),
+)
+"""Those that must do what they usually do in programs that a worker starts. Such a program would go
+on ignoring what the worker ignores, so a worker handles them, and does nothing."""
+
+SENT_TO_ALL: Final = frozenset((*_IGNORED, *_HEEDED_BY_PROGRAMS))
+
+
+def reset_signals() -> None:
+    """Leave signals that are sent to a whole job to the parent, and never run its handlers."""
+    signal.set_wakeup_fd(-1)
+    before = handled()
+    # Ignored, it could not be learned how a child ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in before - SENT_TO_ALL:
+        signal.signal(number, signal.SIG_DFL)
+    for number in SENT_TO_ALL:
+        if number in _MAY_SHOW and signal.getsignal(number) is None:
+            continue  # faulthandler's, say, which works here too
+        if number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        else:
+            signal.signal(number, _do_nothing)
+            signal.siginterrupt(number, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SENT_TO_ALL | before)
+
+
+def _do_nothing(number: int, frame: Any) -> None:
+    """Handle a signal that is the parent's affair."""
+
+
+def handled() -> set[int]:
+    """Signals that have a handler in Python, which a fork copies."""
+    return set(with_handlers())

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["OneCoreThread", "await_threads"]
-
 
 class OneCoreThread(threading.Thread):
     """A daemon, whose operations torch does not divide among further threads.

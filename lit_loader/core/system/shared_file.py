@@ -1,7 +1,7 @@
 """The nameless file behind an arena, and how its parts are mapped.
 
-On Linux it is a memfd: sparse, without a name that could be left behind, without a share of
-``/dev/shm``. Elsewhere, and where a sandbox forbids that, an unlinked temporary file takes its
+It is a memfd: sparse, without a name that could be left behind, without a share of
+``/dev/shm``. Where there are none an unlinked temporary file takes its
 place, every block of which is allocated before it is mapped, because writing into a hole of it on a
 full disk would end the process with SIGBUS.
 """
@@ -14,16 +14,14 @@ import errno
 import mmap
 import os
 import resource
-import sys
 import tempfile
 import weakref
 from typing import Any, Final
 
 from lit_loader.core.system import linux
 
-_MAP_FIXED: Final = 0x10  # the same on Linux and macOS; the mmap module does not name it
-# Which the mmap module names from Python 3.13 on.
-_MAP_NORESERVE: Final = 0x40 if sys.platform == "darwin" else 0x4000
+_MAP_FIXED: Final = 0x10  # the mmap module does not name it
+_MAP_NORESERVE: Final = 0x4000  # which it names from Python 3.13 on
 
 _REMEDIES: Final = {
     errno.EMFILE: "Raise the limit of open files (ulimit -n)",
@@ -106,7 +104,7 @@ class SharedFile:
         if self.sparse:
             os.ftruncate(self.fd, offset + nbytes)
         else:
-            linux.allocate(self.fd, offset, nbytes)
+            os.posix_fallocate(self.fd, offset, nbytes)
         self.end = offset + nbytes
         return offset
 

@@ -18,15 +18,14 @@ import os
 import signal
 from typing import Final
 
-from lit_loader.core.system import linux
 from lit_loader.core.system.shared_file import nameless_file
 from lit_loader.describe import PACKAGE
 
-DUMP_SIGNAL: Final[int] = signal.SIGRTMAX - 3 if linux.HERE else signal.SIGUSR2
+DUMP_SIGNAL: Final[int] = signal.SIGRTMAX - 3
 """Ends a worker after it has written its stacks; a real-time signal, which is hardly ever used."""
 
 SHOW_SIGNAL: Final = DUMP_SIGNAL - 1
-"""Has a worker write its stacks and go on, for a viewer (on Linux); else it would end a process."""
+"""Has a worker write its stacks and go on, for a viewer; it would end another process."""
 
 SHOWN: Final = "lit_loader shown stacks"
 """What ``/proc`` shows the file as that these are written to."""
@@ -96,8 +95,6 @@ def show_stacks_when_asked() -> int:
     System calls that the signal interrupts are taken up again, by the system or by Python. Returns
     the descriptor of the file that they are written to; -1: there is none.
     """
-    if not linux.HERE:
-        return -1
     faulthandler.unregister(SHOW_SIGNAL)  # of the process that this one was forked from
     signal.signal(SHOW_SIGNAL, signal.SIG_IGN)
     fd = -1

@@ -15,7 +15,8 @@
 - Workers map the same file (:class:`ArenaMap`) and write only where a task sends them.
 - A batch that is given to the consumer holds its slot through a :class:`Lease`: the slot returns
   to the stack when the last tensor that looks into it dies. That is the only way back. One that
-  was out when the program forked stays out: the child looks into it, too.
+  was out when the program forked (`user_forks`) stays out: the child looks into it, too. Workers of
+  our own never look at what the consumer holds.
 - Where many batches are held, the next ones are copied out, tensor by tensor.
 - Memory of a past peak goes back to the system at an epoch's end: of slots beyond those that tasks
   need, and what a slot has beyond twice the largest batch of late, when it is used next.
@@ -33,14 +34,13 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_loader.core.system import fork_guard
 from lit_loader.core.system.shared_file import (
     SharedFile,
     address_space_left,
@@ -49,6 +49,34 @@ from lit_loader.core.system.shared_file import (
     round_up,
 )
 from lit_loader.errors import LoaderError
+
+user_forks = 0
+"""Another number after each fork of the user's own."""
+
+_unguarded: set[int] = set()
+"""The threads that fork a process of our own just now; the others' forks count meanwhile."""
+
+
+@contextlib.contextmanager
+def unguarded_fork() -> Iterator[None]:
+    """Fork a process of our own, which needs no batches of the consumer's."""
+    thread = threading.get_ident()
+    _unguarded.add(thread)
+    try:
+        yield
+    finally:
+        _unguarded.discard(thread)
+
+
+def _count() -> None:
+    global user_forks
+    if threading.get_ident() not in _unguarded:
+        user_forks += 1
+
+
+# Both before and after: what another thread is given in between is out at the fork, too.
+os.register_at_fork(before=_count, after_in_parent=_count, after_in_child=_unguarded.clear)
+
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -120,7 +148,7 @@ class Slot:
         # was given back, and so cost some.
         self.touched = 0
         self.watch: weakref.ref[Lease] | None = None  # sees its lease die
-        self.forks = 0  # `fork_guard.user_forks` when its batch was given to the consumer
+        self.forks = 0  # `user_forks` when its batch was given to the consumer
 
     def punch(self, keep: int = 0) -> None:
         """Free the memory after the first ``keep`` bytes (whole pages); it reads as zeros."""
@@ -344,7 +372,7 @@ class Arena:
             return  # of all memory the process is about to let go, and modules are empty already
         slot.watch = None
         if slot in self._given:
-            if slot.forks != fork_guard.user_forks:
+            if slot.forks != user_forks:
                 return  # the program has forked since, and the child looks into it
             self._given.discard(slot)
         self._leased.discard(slot)
@@ -358,7 +386,7 @@ class Arena:
         Where the consumer holds many slots already, they are copies, so that a kept batch never
         stops the loader. It is plain then that it collects batches; what it drops of one is free.
         """
-        lease.slot.forks = fork_guard.user_forks
+        lease.slot.forks = user_forks
         self._given.add(lease.slot)
         held = len(self._given)
         if held > HELD_SLOTS or (held > _HELD_WHOLE and len(stretches) > 1):

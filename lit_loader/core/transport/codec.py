@@ -31,14 +31,13 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import countOf, itemgetter
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lit_loader.core.transport.arena import Pieces, Stretch, over
-from lit_loader.core.transport.dtypes import DTYPE_NAMES, NUMPY_DTYPES
 from lit_loader.core.transport.reductions import (
     Part,
     Refusal,
@@ -49,6 +48,26 @@ from lit_loader.core.transport.reductions import (
 )
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
+
+DTYPE_NAMES: Final = {
+    dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)
+}
+"""The name of each of torch's dtypes, which is an attribute of ``torch``."""
+
+_SHARED: Final = (
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+)
+
+NUMPY_DTYPES: Final[dict[torch.dtype, np.dtype[np.generic]]] = {
+    dtype: torch.empty(0, dtype=dtype, device="cpu").numpy().dtype for dtype in _SHARED
+}
+"""NumPy's dtype for torch's, where there is one: NumPy is torch's quickest way to a tensor."""
+
+TORCH_DTYPES: Final = {numpy_dtype: dtype for dtype, numpy_dtype in NUMPY_DTYPES.items()}
+"""The other way round."""
+
 
 # --- the writer: one slot of shared memory as a bump allocator, and tensors over its bytes ---
 

@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 )
 
 from lit_loader.core.executors import worker_set
-from lit_loader.core.executors.outcome import Outcome, WorkerDeath
+from lit_loader.core.executors.executor import Outcome, WorkerDeath
 from lit_loader.core.executors.payload import Links
 from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.seeding.seeds import PassSeeds
@@ -337,7 +337,7 @@ class PoolMachine(RuleBasedStateMachine):
         return self.simulation.workers[self._started(number)]
 
     def _started(self, number: int) -> int:
-        started = self.pool.workers.started
+        started = sorted(self.pool.workers.processes)
         return started[number % len(started)]
 
     @rule(num_workers=st.integers(1, 3))
@@ -354,7 +354,7 @@ class PoolMachine(RuleBasedStateMachine):
         # One that was leaving may be no loss, and may have a successor if it is wanted again.
         while not self._receive(meanwhile, give_up):
             if (
-                number not in self.pool.workers.started
+                number not in self.pool.workers.processes
                 or self.simulation.workers[number] is not killed
             ):
                 break
@@ -387,7 +387,7 @@ class PoolMachine(RuleBasedStateMachine):
     def _replace(self, death: WorkerDeath, give_up: bool) -> None:
         number = death.row.number
         busy = death.row.stage in Stage.BUSY
-        # As lit_loader.core.executors.healer decides about a task that has ended two workers.
+        # As the `Healer` decides about a task that has ended two workers.
         if give_up and busy and not self.turns and self.pool.is_pending(number):
             self.outstanding.remove(number)
             self.pool.replace(death.worker, skip_task=number)
@@ -475,12 +475,12 @@ class PoolMachine(RuleBasedStateMachine):
         for turn in range(60):
             for number in range(turn, turn + 3):
                 self.step(number, 8)
-            if not self.outstanding and self.pool.workers.started == wanted:
+            if not self.outstanding and sorted(self.pool.workers.processes) == wanted:
                 break
             self.receive(1)
             self.batches_held_are_whole()
         assert not self.outstanding, "something is waited for in vain"
-        assert self.pool.workers.started == wanted, (
+        assert sorted(self.pool.workers.processes) == wanted, (
             "there are more workers than are wanted, or fewer"
         )
         for _ in range(60):  # a Resume of each epoch that was begun may stand before

@@ -352,6 +352,3 @@ def test_a_fork_server_in_a_process_that_was_forked() -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ints(loader) == list(range(4))
-
-
-# CPU cores ---------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from lit_loader import DataLoader
-from lit_loader.core.executors.executor import Executor, Task
-from lit_loader.core.executors.outcome import Outcome
+from lit_loader.core.executors.executor import Executor, Outcome, Task
 from lit_loader.core.transport.messages import listed
 from lit_loader.testing import ExecutorContract
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_loader.core.sampling.permutation import MAX_LENGTH, TABLE_LENGTH, Permutation
+from lit_loader.core.sampling.orders import MAX_LENGTH, TABLE_LENGTH, Permutation
 
 
 def assert_uniform(counts: object) -> None:
