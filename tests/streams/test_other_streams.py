@@ -304,12 +304,14 @@ class Noting(IterableDataset[int]):
         self.place = state["place"]
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_in_which_order_datasets_are_restored() -> None:
     """As torchdata does it."""
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
     for cls in (DataLoader, torchdata.StatefulDataLoader):
         loader, calls = cls(Noting([]), batch_size=3), list[str]()
-        list(itertools.islice(loader, 6))
+        iterator = iter(loader)
+        list(itertools.islice(iterator, 6))
         resumed = cls(Noting(calls), batch_size=3)
         resumed.load_state_dict(loader.state_dict())
         next(iter(resumed))
