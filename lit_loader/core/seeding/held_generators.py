@@ -341,7 +341,7 @@ def own_seeds(
 
     Those that are not ``known`` draw one. If the loader ``is_seeded``, its seed takes their place,
     and nothing is drawn: the number tells generators apart. Those in equal states, as two
-    transforms that are to draw alike have them, share one.
+    transforms that must draw the same have them, share one.
     """
     own, equal = dict(known), dict[bytes, int]()
     for number, (path, generator) in enumerate(found):
