@@ -236,7 +236,8 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that there is an accelerator; a copy stands for pinning."""
     import torch
 
-    from lit_loader.accelerator import pin_memory
+    from lit_loader.core.system import linux
+from lit_loader.accelerator import pin_memory
 
     monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
     monkeypatch.setattr(pin_memory, "pin_tensor", torch.Tensor.clone)
