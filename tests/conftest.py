@@ -17,6 +17,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from lit_loader.core.system import linux
 from tests.support.huge_pages import collapse
 from tests.support.samples import reads_ended
 from tests.support.selection import leave_to_slow
@@ -236,8 +237,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that there is an accelerator; a copy stands for pinning."""
     import torch
 
-    from lit_loader.core.system import linux
-from lit_loader.accelerator import pin_memory
+    from lit_loader.accelerator import pin_memory
 
     monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
     monkeypatch.setattr(pin_memory, "pin_tensor", torch.Tensor.clone)
