@@ -52,11 +52,11 @@ from lit_loader.core.options.loader_config import (
     WorkerMethod,
     check_option,
 )
+from lit_loader.core.sampling.batch_plan import choose_samplers
 from lit_loader.core.sampling.orders import epoch_number
-from lit_loader.core.sampling.sampler_view import choose_samplers
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.state.position import PassPosition, Position
-from lit_loader.core.system.processors import advice_if_too_many
+from lit_loader.core.system.linux import advice_if_too_many
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from lit_loader.core.system import processors
+from lit_loader.core.system import linux
 from tests.support.huge_pages import collapse
 from tests.support.samples import reads_ended
 from tests.support.selection import leave_to_slow
@@ -190,7 +190,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders of a few workers are advised of nothing, however few processors there are."""
-    advise = processors.advice_if_too_many
+    advise = linux.advice_if_too_many
     monkeypatch.setattr(
         "lit_loader.loader.advice_if_too_many",
         lambda num_workers: advise(num_workers) if num_workers > 64 else None,

@@ -43,7 +43,7 @@ from rounds import LIMIT, MICRO, Figures, Measurement, Rows, Session, Subject, s
 from samples import Costing, Pool, Sleeping, lengths, tensors
 
 from lit_loader import DataLoader
-from lit_loader.core.system.processors import usable_processors
+from lit_loader.core.system.linux import usable_processors
 
 OURS: Final = "lit_loader"
 

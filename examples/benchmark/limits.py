@@ -23,7 +23,7 @@ import torch
 from loaders import Setup
 from torch.utils.data import default_collate
 
-from lit_loader.core.system.processors import usable_processors
+from lit_loader.core.system.linux import usable_processors
 
 
 class Limit:

@@ -16,7 +16,7 @@ import psutil
 
 import lit_loader
 from lit_loader.core.system import linux
-from lit_loader.core.system.processors import usable_processors
+from lit_loader.core.system.linux import usable_processors
 
 
 def describe(loaders: Iterable[str]) -> dict[str, Any]:

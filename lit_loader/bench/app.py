@@ -60,7 +60,7 @@ def run(cfg: Any, directory: Path) -> int:
     from lit_loader.bench.grid import Grid
     from lit_loader.bench.machine import load_now
     from lit_loader.bench.own_dataset import made
-    from lit_loader.core.system.processors import usable_processors
+    from lit_loader.core.system.linux import usable_processors
 
     title = f"dataset={node['_target_']}"
     dataset, config = made(title, node), made("loader", cfg.loader)

@@ -11,7 +11,7 @@ a patched ``__init__``           SpeechBrain does so in the ``__init__`` of all 
 ===============================  ==================================================================
 
 All else that torch's iterators have is of machinery that is not here, and an AttributeError. An
-iterator asks here by `core/epoch/torch_surface.py`.
+iterator asks here by `core/epoch/iterator.py`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from lit_loader.core.system import linux
-from lit_loader.core.system.processors import cgroup_folders
+from lit_loader.core.system.linux import cgroup_folders
 
 __all__ = ["PAGE", "MemoryLimits", "memory_left", "memory_limits"]
 

@@ -10,7 +10,7 @@ import signal
 from typing import Any, Final
 
 from lit_loader.core.executors.executor import FewerWorkers, WorkerDeath
-from lit_loader.core.executors.payload import NO_ROOM
+from lit_loader.core.executors.process_start import NO_ROOM
 from lit_loader.core.state.position import ReaderPlace
 from lit_loader.core.transport.messages import listed, position_of
 from lit_loader.core.transport.status_board import BoardRow, Stage

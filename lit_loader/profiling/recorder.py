@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader.core.batch.progress import WINDOW, BatchLog, Timings
-from lit_loader.core.system.processors import usable_processors
+from lit_loader.core.system.linux import usable_processors
 from lit_loader.describe import short_repr
 from lit_loader.profiling.resources import own_memory
 from lit_loader.profiling.statistics import LoaderStatistics, MemoryUse

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from lit_loader.core.system import linux
-from lit_loader.core.system.processors import usable_processors
+from lit_loader.core.system.linux import usable_processors
 
 __all__ = ["own_memory", "processors_of_this_rank"]
 

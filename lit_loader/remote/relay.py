@@ -39,8 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.core.batch.batch_spec import Changes
-from lit_loader.core.executors.payload import Links
-from lit_loader.core.executors.process_start import sentinel_of
+from lit_loader.core.executors.process_start import Links, sentinel_of
 from lit_loader.core.system.interrupts import reset_signals
 from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.stack_dumps import write_stacks_to

@@ -19,8 +19,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec, Changes
-from lit_loader.core.executors.payload import Links, freeze_spec
-from lit_loader.core.executors.process_start import importable_main, quiet_start
+from lit_loader.core.executors.process_start import Links, freeze_spec, importable_main, quiet_start
 from lit_loader.core.executors.worker_process import Notice, RelayExit, WorkerProcess
 from lit_loader.core.system.shared_file import Descriptor, nameless_file, write_all
 from lit_loader.core.transport.dataset_pickle import LEFT_OUT, Policy

@@ -44,8 +44,8 @@ from lit_loader.core.executors.worker_pool import LONGEST_LOOK, StallWatch
 from lit_loader.core.seeding.held_generators import Found, find_generators
 from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.seeding.shared_draws import SharedDraws
+from lit_loader.core.system.linux import ProcessorClock
 from lit_loader.core.system.one_core_thread import OneCoreThread, await_threads
-from lit_loader.core.system.processors import ProcessorClock
 from lit_loader.core.system.shared_file import HeldFile, map_part, nameless_file, round_up
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.status_board import (

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from lit_loader.core.epoch.loader_core import LoaderCore
+from lit_loader.core.sampling.batch_plan import order_name
 from lit_loader.core.sampling.orders import ORDER
-from lit_loader.core.sampling.sampler_view import order_name
 from lit_loader.core.state.loader_state import LoaderState
 from lit_loader.core.state.position import COUNT, Position
 from lit_loader.core.state.state_validation import Fingerprint, fingerprint_of, has_methods

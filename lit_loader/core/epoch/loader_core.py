@@ -30,16 +30,19 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from lit_loader.core.batch.batch_spec import BatchSpec, TorchModes
 from lit_loader.core.batch.progress import WINDOW, BatchLog, Timings
-from lit_loader.core.epoch.iterator import LoaderIterator
+from lit_loader.core.epoch.iterator import LoaderIterator, run_patches
 from lit_loader.core.epoch.pass_tasks import NextEpochTasks
 from lit_loader.core.epoch.passes import Pass, Passes, PassOptions
 from lit_loader.core.epoch.seams import Seams
-from lit_loader.core.epoch.torch_surface import run_patches
 from lit_loader.core.epoch.worker_keeper import WorkerKeeper
 from lit_loader.core.executors.executor import MOST_WORKERS, Workers
 from lit_loader.core.options.checks import check_dataset
-from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_of
-from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
+from lit_loader.core.sampling.batch_plan import (
+    BatchPlan,
+    ShownSamplers,
+    distributed_sampler_of,
+    is_share,
+)
 from lit_loader.core.seeding.held_generators import find_generators
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.state.position import Shards

@@ -31,11 +31,10 @@ from lit_loader.core.batch.batch_builder import make_batch
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
-from lit_loader.core.executors.payload import NO_ROOM, Links, Payload
-from lit_loader.core.executors.process_start import follow_parent
+from lit_loader.core.executors.process_start import NO_ROOM, Links, Payload, follow_parent
 from lit_loader.core.executors.worker_setup import WorkerSetup
 from lit_loader.core.system.interrupts import reset_signals
-from lit_loader.core.system.processors import ProcessorClock
+from lit_loader.core.system.linux import ProcessorClock
 from lit_loader.core.system.stack_dumps import show_stacks_when_asked, write_stacks_to
 from lit_loader.core.transport.arena import ArenaMap
 from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode

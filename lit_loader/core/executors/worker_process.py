@@ -19,8 +19,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from lit_loader.core.executors.main import worker_main
-from lit_loader.core.executors.payload import Links, Payload
-from lit_loader.core.executors.process_start import importable_main, quiet_start
+from lit_loader.core.executors.process_start import Links, Payload, importable_main, quiet_start
 from lit_loader.core.system.linux import open_process
 from lit_loader.core.system.shared_file import HeldFile
 from lit_loader.errors import LoaderError

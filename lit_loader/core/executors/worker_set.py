@@ -21,8 +21,8 @@ from typing import Final, Protocol
 from lit_loader.core.batch.batch_spec import BatchSpec, Changes, DatasetAttributes
 from lit_loader.core.executors.executor import WorkerDeath
 from lit_loader.core.executors.main import LEAVE_GRACE
-from lit_loader.core.executors.payload import Links, Payload
 from lit_loader.core.executors.pipes import Pipes
+from lit_loader.core.executors.process_start import Links, Payload
 from lit_loader.core.executors.worker_process import (
     Notice,
     WorkerProcess,
@@ -32,7 +32,7 @@ from lit_loader.core.executors.worker_process import (
 )
 from lit_loader.core.system import linux
 from lit_loader.core.system.interrupts import HeldBack, take_all
-from lit_loader.core.system.processors import usable_processors
+from lit_loader.core.system.linux import usable_processors
 from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.stack_dumps import DUMP_SIGNAL, StackFile
 from lit_loader.core.transport.arena import Arena

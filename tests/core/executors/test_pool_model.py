@@ -33,7 +33,7 @@ from hypothesis.stateful import (
 
 from lit_loader.core.executors import worker_set
 from lit_loader.core.executors.executor import Outcome, WorkerDeath
-from lit_loader.core.executors.payload import Links
+from lit_loader.core.executors.process_start import Links
 from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.transport.arena import ArenaMap
