@@ -196,3 +196,31 @@ def test_another_kind_of_change_is_reported_once(make: Any) -> None:
     loader.close()
     assert {float(row[3]) for batch in loader for row in batch} == {1}
     dataset.handle.close()
+
+
+class Growing:
+    def __init__(self) -> None:
+        self.rows = list(range(8))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> int:
+        return self.rows[index]
+
+
+def test_a_dataset_that_grows_is_reported(make: Any) -> None:
+    dataset = Growing()
+    loader = make(dataset)
+    assert sum(map(len, loader)) == 8
+    dataset.rows += range(8, 12)
+    if loader.num_workers == 0 or loader.worker_method == "thread":
+        assert sum(map(len, loader)) == 12
+        return
+    with (
+        pytest.warns(UserWarning, match=r"len\(dataset\) changed.*LL337"),
+        pytest.raises(IndexError, match="list index out of range"),
+    ):
+        list(loader)
+    loader.close()
+    assert sum(map(len, loader)) == 12

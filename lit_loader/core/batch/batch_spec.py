@@ -197,13 +197,18 @@ def apply(changes: Changes, dataset: object) -> None:
 
 
 def _attributes(dataset: object) -> tuple[Changes, dict[str, int]]:
-    """Return plain attributes, and the ids of the others by their paths; that keeps none alive."""
+    """Return plain attributes, and the ids of the others by their paths; that keeps none alive.
+
+    Also the dataset's length: a list of its may have grown.
+    """
     plain: Changes = {}
     others: dict[str, int] = {}
     for path, attributes in _parts(dataset):
         plain[path] = {name: value for name, value in attributes.items() if _is_plain(value)}
         found = attributes.keys() - plain[path].keys()
         others |= {f"{path}.{name}": id(attributes[name]) for name in found}
+    with contextlib.suppress(Exception):  # the user's __len__, if there is one
+        others["len(dataset)"] = len(dataset)  # type: ignore[arg-type]
     return plain, others
 
 
