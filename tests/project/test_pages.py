@@ -28,7 +28,7 @@ BUDGETS = {
     "examples/guide/memory.md": 580,
     "examples/guide/quickstart.md": 450,
     "examples/guide/random.md": 420,
-    "examples/guide/resume.md": 670,
+    "examples/guide/resume.md": 680,
     "examples/guide/storage.md": 440,
     "examples/guide/streams.md": 800,
     "examples/guide/time.md": 630,
