@@ -181,7 +181,9 @@ class DatasetAttributes:
 
     def replaced(self) -> list[str]:
         """Return the paths of other attributes that were replaced since the last `changed`."""
-        _, now = _attributes(self._dataset)
+        plain, now = _attributes(self._dataset)
+        if plain != self._plain:  # which are sent, and may have changed its length
+            del now["len(dataset)"]
         return sorted(path for path, value in now.items() if self._others.get(path, value) != value)
 
 
@@ -207,6 +209,7 @@ def _attributes(dataset: object) -> tuple[Changes, dict[str, int]]:
         plain[path] = {name: value for name, value in attributes.items() if _is_plain(value)}
         found = attributes.keys() - plain[path].keys()
         others |= {f"{path}.{name}": id(attributes[name]) for name in found}
+    others["len(dataset)"] = 0
     with contextlib.suppress(Exception):  # the user's __len__, if there is one
         others["len(dataset)"] = len(dataset)  # type: ignore[arg-type]
     return plain, others
