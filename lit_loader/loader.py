@@ -538,6 +538,7 @@ class DataLoader(_TorchLoader[T_co]):
         if config.collate_fn is None:
             plain = batch_sampler is None
             shown["collate_fn"] = torch_default_convert if plain else default_collate
+        # reach: torch: programs look at _dataset_kind
         shown["_dataset_kind"] = _DatasetKind.Iterable if iterable else _DatasetKind.Map
         own = type(self).__setattr__ is DataLoader.__setattr__
         put = object.__setattr__ if own else setattr  # a subclass may see to them

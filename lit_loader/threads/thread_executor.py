@@ -108,7 +108,7 @@ class ThreadExecutor(Executor):
         harm = [_LOSS] if self.readers > 1 else []
         self.shared_draws = SharedDraws(found, partial(_quiet_since, self.page), *harm)
         self.notes: list[str] = []  # what the user is to be warned of
-        self._waits, self._received = core.log.waits, 0
+        self._waits = core.log.waits
         self._timeout, stall = loader.timeout, loader.stall_warning
         self._watch = StallWatch(stall or 0, core.seams.stall)
         # Seconds between two looks for hangs and stalls while nothing comes.
@@ -142,10 +142,11 @@ class ThreadExecutor(Executor):
     def receive(self, timeout: float | None = None) -> Outcome | None:
         """Wait for an outcome; a WorkerTimeoutError if a thread hangs."""
         began = time.monotonic()
+        self._watch.begin()
         while not self._is_stopping:
             self._start()  # those that a `resize` has added
             workers = [*self._threads.values()]
-            self._watch.look(workers, self._received)
+            self._watch.look(workers, 0)
             self._look_for_a_hang(workers, self._watch.seconds)
             left = self._waits.left()
             pauses = [left, *self._looks]
@@ -161,7 +162,6 @@ class ThreadExecutor(Executor):
                     self._waits.look([each.thread.native_id or 0 for each in reading], threads=True)
             else:
                 if outcome is not None:
-                    self._received += 1
                     return outcome
         return None
 

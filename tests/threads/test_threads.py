@@ -91,7 +91,8 @@ def test_a_file_at_one_position_for_all_threads_is_reported(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     dataset = Rows()
-    with (tmp_path / "file").open("wb") as file:
+    (tmp_path / "file").write_bytes(b"rows")
+    with (tmp_path / "file").open("rb") as file:
         dataset.file = file  # type: ignore[attr-defined]
         with pytest.warns(UserWarning, match=r"(?s)Rows\.file.*share its position"):
             list(DataLoader(dataset, **options))

@@ -110,21 +110,24 @@ class StallWatch:
     def __init__(self, limit: float, begin: Callable[[Any], Stall | None] | None) -> None:
         self.seconds = self._looked = 0.0
         self._limits = [limit, _SECOND * limit] if limit and begin is not None else []
-        self._begin = begin
+        self._stall_of = begin
         self._stall: Stall | None = None
         self._answered = -1
+
+    def begin(self) -> None:
+        """Begin a wait."""
+        self.seconds, self._stall, self._looked = 0.0, None, time.monotonic()
 
     def look(self, workers: object, answered: int) -> None:
         """Note that nothing has come for a while, and how many answers there were before."""
         now = time.monotonic()
         if answered != self._answered:
             self._answered, self.seconds, self._stall = answered, 0.0, None
-        else:
-            self.seconds += min(now - self._looked, LONGEST_LOOK)  # not the time of a Ctrl-Z
+        self.seconds += min(now - self._looked, LONGEST_LOOK)  # not the time of a Ctrl-Z
         self._looked = now
         limit = self._limits[0] if self._limits else float("inf")
-        if self.seconds >= limit / 2 and self._begin is not None:
-            self._stall = self._stall or self._begin(workers)
+        if self.seconds >= limit / 2 and self._stall_of is not None:
+            self._stall = self._stall or self._stall_of(workers)
             if self.seconds >= limit:
                 del self._limits[0]
                 if self._stall is not None:
