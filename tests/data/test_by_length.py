@@ -218,12 +218,12 @@ def test_padding_is_small() -> None:
     assert of.sum() < 0.7 * sum(padded(batch, of) for batch in wide)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_batches_of_a_step_cost_about_the_same(shuffle: bool) -> None:
+@pytest.mark.parametrize(("shuffle", "bound"), [(True, 1.03), (False, 1.04)])
+def test_batches_of_a_step_cost_about_the_same(shuffle: bool, bound: float) -> None:
     of = texts(20_000)
     made = TokenBudgetBatchSampler(of, 8192, num_replicas=8, spread=0.2, shuffle=shuffle)
     assert slowest(list(made), of, tokens, 8) < 1.05
-    assert slowest(list(made), of, padded, 8) < 1.03
+    assert slowest(list(made), of, padded, 8) < bound
 
 
 @pytest.mark.parametrize(("size", "bound"), [(16, 1.01), (8, 1.02)])
@@ -321,7 +321,7 @@ def test_resume_on_another_number_of_ranks(kind: Any, workers: int) -> None:
     assert flat(zip(*ranks, strict=True)) == whole[4:]
     with pytest.raises(StateError, match="divides the samples differently"):
         of_rank(made(3), 1).load_state_dict(state)
-    with pytest.raises(StateError, match="not a multiple of num_replicas=8"):
+    with pytest.raises(StateError, match="not a multiple of batch_size . num_replicas = 1 . 8"):
         of_rank(made(), 8).load_state_dict(state)
 
 

@@ -279,7 +279,7 @@ def test_what_cannot_be_kept_is_made_each_time(caplog: pytest.LogCaptureFixture)
     [
         ((Counting(), 1000), "to be cached, got Counting"),
         ((Dataset(), 1000), "__getitem__ and __len__"),
-        ((Rows, 1000), "got the class Rows itself"),
+        ((Rows, 1000), "pass an instance of a dataset"),
         ((Rows(), "much"), "memory must be a number of bytes, or text such as '2 GB'"),
         ((Rows(), -1), "memory must be a whole number"),
         ((Rows(), 0), "memory=0 keeps nothing without a directory"),
