@@ -169,7 +169,7 @@ def test_a_batch_that_is_not_wanted_is_left_soon() -> None:
 
 
 def test_what_does_not_go_with_it_is_refused() -> None:
-    with pytest.raises(lit_loader.OptionError, match="read_threads does not apply to an IterableDataset"):
+    with pytest.raises(lit_loader.OptionError, match="does not apply to an IterableDataset"):
         DataLoader(Lines(), read_threads=4)
     with pytest.raises(lit_loader.OptionError, match="reseed_fn"):
         DataLoader(Drawing(), read_threads=4, reseed_fn=lambda dataset, seed: None)

@@ -77,11 +77,29 @@ def check_fields(options: Any, prefix: str = "") -> None:
         values[name] = field.metadata["check"](prefix + name, given)
 
 
+_FORMER: Final = {
+    "check_determinism": "lit_loader.check_determinism(loader)",
+    "concurrent_reads": "read_threads",
+    "costs": "lengths",
+    "costs_in": "lengths_from",
+    "memory_budget": "prefetch_factor",
+    "num_remote_workers": "remote=RayWorkers(num_workers=…)",
+    "pad_value": "padding_value",
+    "prefetch_next_epoch": "persistent_workers=True with seed=",
+    "retry_backoff": "sample_retries=Retry(3, backoff=0.1)",
+    "shard_tail": "uneven_ranks",
+    "share_lists": "dataset.files = SharedSequence(dataset.files)",
+    "transient_errors": "sample_retries=Retry(3, on=[OSError])",
+}
+"""What to write for options of 0.4, by their names."""
+
+
 def known_options(options: Iterable[object], known: Sequence[str], place: str = "") -> None:
     """Refuse options that there are not, naming the nearest one; ``place`` goes before the name."""
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
+            former = _FORMER.get(str(name))
+            near = [former] if former else difflib.get_close_matches(str(name), known, n=1)
             advice = f"did you mean {near[0]}?" if near else f"options are {', '.join(known)}"
             raise OptionError(f"unknown option '{place}{name}': {advice}")
 

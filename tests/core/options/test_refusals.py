@@ -127,3 +127,19 @@ def test_a_dataset_is_told_an_epoch_below_zero(num_workers: int) -> None:
             loader.set_epoch(epoch)
             [batch] = loader
             assert batch.tolist() == [epoch, epoch]
+
+
+@pytest.mark.parametrize(
+    ("former", "text"),
+    [
+        ("memory_budget", "prefetch_factor"),
+        ("concurrent_reads", "read_threads"),
+        ("share_lists", "SharedSequence"),
+        ("num_remote_workers", "RayWorkers"),
+        ("retry_backoff", "sample_retries=Retry"),
+        ("check_determinism", "lit_loader.check_determinism"),
+    ],
+)
+def test_a_former_option_is_refused_with_what_to_write(former: str, text: str) -> None:
+    with pytest.raises(TypeError, match=f"unknown option '{former}': did you mean .*{text}"):
+        DataLoader(range(3), **{former: 1})
