@@ -137,7 +137,7 @@ def test_a_dataset_is_told_an_epoch_below_zero(num_workers: int) -> None:
         ("share_lists", "SharedSequence"),
         ("num_remote_workers", "RayWorkers"),
         ("retry_backoff", "sample_retries=Retry"),
-        ("check_determinism", "lit_loader.check_determinism"),
+        ("check_determinism", "check_determinism.loader"),
     ],
 )
 def test_a_former_option_is_refused_with_what_to_write(former: str, text: str) -> None:
