@@ -9,7 +9,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_a_name_is_that_of_a_test() -> None:
-    for name in (*selection.LONG, *selection.THINNED, *selection.LINUX):
+    for name in (*selection.LONG, *selection.THINNED):
         file, _, function = name.partition("::")
         assert (TESTS / file).exists(), name
         if function:

@@ -41,6 +41,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -145,6 +146,9 @@ _FOR_EVER: Final = float("inf")
 _STUCK: Final = 20.0
 """Seconds without a batch after which a forked worker that is not up is stuck; it takes
 milliseconds."""
+
+_MOMENT: Final = 0.5
+"""Seconds in which idle workers leave before an epoch begins without them."""
 
 
 class _Task:
@@ -610,6 +614,7 @@ class WorkerPool:
         self.cancel()
         if self._due:  # before readers begin at workers that are to leave
             self._bring_about()
+            self._see_off()
         with self._lock:
             self._tasks.clear()
             self._unassigned.clear()
@@ -680,6 +685,19 @@ class WorkerPool:
                         hand.leaving = True
                         self.pipes.send(worker, pack(Stop()))
         self._start_more()
+
+    def _see_off(self) -> None:
+        """Wait for idle workers that leave, so that no reader moves for them later."""
+        processes, deadline = self.workers.processes, time.monotonic() + _MOMENT
+        for number in [each.number for each in self._by_number.values() if each.leaving]:
+            process = processes[number]
+            if not wait_for([process.sentinel], max(0.0, deadline - time.monotonic())):
+                return  # it is noticed when a batch is waited for
+            self._read_all()
+            process.reap()
+            if not self._has_left(number, process.exitcode):
+                return  # the same for a death
+            self.replace(number)
 
     def _start_more(self) -> None:
         workers = self.workers

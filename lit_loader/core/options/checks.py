@@ -280,7 +280,25 @@ def indices(name: str, value: Any) -> Any:
     """Check a sampler or batch sampler, or what makes one."""
     if isinstance(value, str) or not (is_iterable(value) or is_factory(value)):
         refuse(name, "an iterable, or a callable that makes one from the dataset", value)
+    if is_factory(value) and (missing := _needed(value)[1:]):
+        refuse(
+            name,
+            f"a callable that takes the dataset alone, or an iterable ({', '.join(missing)} "
+            "missing: give it to the callable, in Hydra as "
+            f"data.train.{name}.{missing[0]}=…)",
+            value,
+        )
     return value
+
+
+def _needed(value: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a callable has to be given."""
+    try:
+        every = inspect.signature(value, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):  # of what is not written in Python
+        return []
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [each.name for each in every if each.default is each.empty and each.kind not in several]
 
 
 def start_method(name: str, value: Any) -> Any:

@@ -184,7 +184,7 @@ def test_a_worker_that_leaves_and_does_not_end(tmp_path: Path) -> None:
         if worker == 1:
             threading.Thread(target=threading.Event().wait).start()
 
-    with DataLoader(Rows(10_000), num_workers=2, worker_init_fn=begin) as loader:
+    with DataLoader(Rows(10**9), num_workers=2, worker_init_fn=begin) as loader:
         iterator = iter(loader)
         until(lambda: next(iterator) is not None and len(worker_pids(iterator)) == 2)
         pids = worker_pids(iterator)
