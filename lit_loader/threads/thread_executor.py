@@ -40,7 +40,7 @@ from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress, Timings
 from lit_loader.core.batch.worker_info import WorkerInfo, answer_threads, show
 from lit_loader.core.executors.executor import Executor, Outcome, Task, Workers, failure
-from lit_loader.core.executors.worker_pool import LONGEST_LOOK, StallWatch
+from lit_loader.core.executors.worker_pool import StallWatch
 from lit_loader.core.seeding.held_generators import Found, find_generators
 from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.seeding.shared_draws import SharedDraws
@@ -64,6 +64,9 @@ from lit_loader.errors import OptionError, WorkerError, WorkerTimeoutError
 
 _GRACE: Final = 0.5
 """Seconds that `close` waits at most for threads that are at a sample."""
+
+_LONGEST_LOOK: Final = 0.25
+"""Seconds from one look for hangs and stalls to the next at most; see `StallWatch`."""
 
 _ROWS: Final = 1024
 """Threads that can be started: rows of the status board."""
@@ -110,9 +113,9 @@ class ThreadExecutor(Executor):
         self.notes: list[str] = []  # what the user is to be warned of
         self._waits = core.log.waits
         self._timeout, stall = loader.timeout, loader.stall_warning
-        self._watch = StallWatch(stall or 0, core.seams.stall)
+        self._watch = StallWatch(stall or 0, core.seams.stall, _LONGEST_LOOK)
         # Seconds between two looks for hangs and stalls while nothing comes.
-        self._looks = [min(each / 4, LONGEST_LOOK) for each in (self._timeout, stall) if each]
+        self._looks = [min(each / 4, _LONGEST_LOOK) for each in (self._timeout, stall) if each]
         _running.add(self)
 
     def _made_board(self, made: Any) -> None:

@@ -105,11 +105,18 @@ class StallWatch:
     """Adds up the seconds of a wait without an answer.
 
     ``begin`` is called with the workers at half of ``limit`` seconds, and what it returns reports
-    the stall: at the limit, and once more later. A limit of 0: nothing is reported.
+    the stall: at the limit, and once more later. A limit of 0: nothing is reported. What is longer
+    than ``longest_look`` seconds between two looks does not count: all processes were stopped.
     """
 
-    def __init__(self, limit: float, begin: Callable[[Any], Stall | None] | None) -> None:
+    def __init__(
+        self,
+        limit: float,
+        begin: Callable[[Any], Stall | None] | None,
+        longest_look: float = LONGEST_LOOK,
+    ) -> None:
         self.seconds = self._looked = 0.0
+        self._longest_look = longest_look
         self._limits = [limit, _SECOND * limit] if limit and begin is not None else []
         self._stall_of = begin
         self._stall: Stall | None = None
@@ -124,7 +131,7 @@ class StallWatch:
         now = time.monotonic()
         if answered != self._answered:
             self._answered, self.seconds, self._stall = answered, 0.0, None
-        self.seconds += min(now - self._looked, LONGEST_LOOK)  # not the time of a Ctrl-Z
+        self.seconds += min(now - self._looked, self._longest_look)  # not the time of a Ctrl-Z
         self._looked = now
         limit = self._limits[0] if self._limits else float("inf")
         if self.seconds >= limit / 2 and self._stall_of is not None:
