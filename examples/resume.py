@@ -25,6 +25,8 @@ def train(directory: Path, name: str, *overrides: str) -> int:
     """Trains in ``directory/name``; returns the exit status, negative if a signal was its end."""
     print(f"\n--- {name}: {' '.join(overrides)}", flush=True)
     arguments = [*overrides, f"hydra.run.dir={directory / name}", f"task_name=resume_{name}"]
+    # last.ckpt is written with any other one, so that each epoch needs one.
+    arguments.append("++callbacks.model_checkpoint.save_top_k=-1")
     # The resumed training has a directory of its own, which Lightning would remark upon.
     environment = {**os.environ, "PYTHONWARNINGS": "ignore:The dirpath has changed"}
     command = [sys.executable, str(TRAIN), "test=false", *arguments]

@@ -93,15 +93,19 @@ class Padding(Callback):
     def __init__(self) -> None:
         self.tokens = self.padded = 0
         self.shapes: list[tuple[int, int]] = []
-        self._planned: Any = None
+        self._padding, self._batches = 0.0, 0
         self._others: dict[str, float] = {}
         self._began, self._seconds, self._budget = 0.0, 0.0, 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loader = trainer.train_dataloader
         sampler: TokenBudgetBatchSampler = loader.batch_sampler
-        self._planned, self._budget = sampler.statistics(), sampler.max_tokens
+        self._budget = sampler.max_tokens
         lengths = np.asarray(loader.dataset.lengths)
+        batches = [lengths[list(batch)] for batch in sampler]  # of the epoch that begins
+        padded = sum(len(batch) * int(batch.max()) for batch in batches)
+        self._padding = 1 - sum(int(batch.sum()) for batch in batches) / padded
+        self._batches = len(batches)
         size = max(1, round(len(lengths) / len(sampler)))  # as many batches, all of one size
         rows = [lengths[order] for order in self._orders(lengths)]
         self._others = {
@@ -148,13 +152,12 @@ class Padding(Callback):
 
     def figures(self) -> dict[str, Any]:
         """What goes into metrics.json."""
-        assert self._planned is not None
         others = ", ".join(f"{100 * share:.1f} % {name}" for name, share in self._others.items())
         return {
             "padding": round(self._share, 4),
-            "padding_of_an_epoch": round(self._planned.padding, 4),
+            "padding_of_an_epoch": round(self._padding, 4),
             "padding_otherwise": self._others,
-            "batches_of_an_epoch": self._planned.batches,
+            "batches_of_an_epoch": self._batches,
             "largest_batch_tokens": max(x * n for x, n in self.shapes),
             "tokens_per_second": round(self.tokens / self._seconds),
             "remark/padding": f"padding: {100 * self._share:.1f} % with the token budget "
