@@ -10,7 +10,7 @@
 The draw is made where torch's loader makes it, and moves the generator as far. So what a program
 seeds before a pass decides the pass, and what it draws afterwards is the same with both loaders.
 
-One thread at a time makes a batch in this process: the lock of the global random generators.
+`GeneratorLock`: one thread at a time makes a batch in this process.
 
 Two threads that seeded, drew and put back at once would draw each other's numbers, and put back
 each other's. So a thread that borrows the generators, or asks them for what a borrower changes,
