@@ -76,6 +76,7 @@ class LoaderStateCallback(Callback):
         self._resumed: list[State] = []  # those that were restored, until the first step
         self._is_amid = False  # whether the checkpoint is of mid-epoch, and has no such states
         self._loaders: list[DataLoader[Any]] = []
+        self._is_told = False  # that one loader is under several keys
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -139,6 +140,8 @@ class LoaderStateCallback(Callback):
         for loader in self._loaders:
             if loader not in before:  # else a batch that was taken ahead would count as used
                 loader.commit()
+        if self._next_epoch is None:
+            self._warn_of_one_loader(states)
         for loader, state in zip(self._loaders, states, strict=False):
             loader.load_state_dict(state)
             _warn_of_other_batches(state, loader)
@@ -159,6 +162,8 @@ class LoaderStateCallback(Callback):
         if self._saved:  # its loaders are not made
             states[_STATES] = [*self._saved]
         own = [*filter(_is_ours, states.get(_STATES, ()))]
+        if not trainer.is_last_batch:
+            self._warn_of_one_loader(own)
         merged = iter(self._rank_states.merged(own, trainer.current_epoch, trainer.global_step))
         if own:
             states[_STATES] = [next(merged) if _is_ours(each) else each for each in states[_STATES]]
@@ -236,6 +241,18 @@ class LoaderStateCallback(Callback):
     ) -> None:
         """Does so after an exception, where Lightning calls this instead."""
         self.teardown(trainer, pl_module, "fit")
+
+    def _warn_of_one_loader(self, states: list[State]) -> None:
+        """Report states of mid-epoch if one loader, which has one position, has several passes."""
+        has_begun = any(state["batches"] for state in states)
+        if self._is_told or not has_begun or len({*map(id, self._loaders)}) == len(self._loaders):
+            return
+        self._is_told = True
+        rank_zero_warn(
+            "lit_loader: one training loader is under several keys. A checkpoint of mid-epoch has "
+            "one position for it, so a resume from there repeats and skips samples. Make a loader "
+            "for each key"
+        )
 
     def _mark_consumed(self, trainer: Trainer) -> None:
         """Remind Lightning which loaders have ended in the resumed epoch, and have begun again.

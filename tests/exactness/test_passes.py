@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler
 
-from lit_loader import DataLoader, get_epoch, get_rng
+from lit_loader import DataLoader, StateError, get_epoch, get_rng
 
 N = 24
 HOW: dict[str, dict[str, Any]] = {
@@ -279,6 +279,24 @@ def test_later_passes_are_exact_if_the_generator_is_restored_and_else_new(make: 
     assert not any(one == other for one in new[1:] for other in whole)
 
 
+def test_the_loaders_own_generator_is_part_of_its_state(make: Any) -> None:
+    def own() -> Any:
+        return make(generator=torch.Generator().manual_seed(2))
+
+    whole, stopped, resumed = own(), own(), own()
+    passes = [content(whole) for _ in range(4)]
+    list(stopped)
+    _, state = stop(stopped, 2)
+    resumed.load_state_dict(state)
+    assert content(resumed) == passes[1][8:]
+    assert [content(resumed), content(resumed)] == passes[2:]
+    for wrong in (b"", b"x" * 5056):
+        before = resumed.generator.get_state()
+        with pytest.raises(StateError):
+            resumed.load_state_dict({**state, "generators": [wrong]})
+        assert torch.equal(before, resumed.generator.get_state())
+
+
 def test_a_resumed_program_that_seeds_at_its_start_repeats_no_epoch_from_its_end(make: Any) -> None:
     torch.manual_seed(2)
     loader = make()
@@ -448,6 +466,48 @@ def test_a_samplers_generator_is_put_back() -> None:
     resumed.load_state_dict(state)
     assert (*order(torch.tensor(given)), *order(resumed)) == orders[1]
     assert order(resumed) == orders[2]
+
+
+class Ending(Counting):
+    """Prepares its next pass when it has come to its end."""
+
+    def __init__(self) -> None:
+        super().__init__(keeps=True)
+        self.shift = 0
+        self.state_dict = lambda: {"at": self.at, "shift": self.shift}
+        self.load_state_dict = lambda state: self._load(state["at"], state["shift"])
+
+    def _load(self, at: int, shift: int) -> None:
+        self.start, self.shift = at % N, shift
+
+    def __iter__(self) -> Iterator[int]:
+        yield from ((index + self.shift) % N for index in super().__iter__())
+        self.at, self.shift = 0, self.shift + 1
+
+
+@pytest.mark.parametrize("kind", ["with a state", "with a generator"])
+def test_a_loop_that_asks_for_len_loader_batches_lets_samplers_come_to_their_end(
+    make: Any, kind: str
+) -> None:
+    """As Lightning does."""
+
+    def loader() -> Any:
+        if kind == "with a state":
+            return make(sampler=Ending(), shuffle=None)
+        generator = torch.Generator().manual_seed(4)
+        return make(sampler=RandomSampler(range(N), generator=generator), shuffle=None)
+
+    def epoch(loader: Any, batches: int = N // 4) -> Any:
+        iterator = iter(loader)
+        return order([next(iterator) for _ in range(batches)])
+
+    whole, stopped, resumed = loader(), loader(), loader()
+    expected = [order(whole) for _ in range(3)]
+    assert epoch(stopped) == expected[0]
+    assert epoch(stopped, 2) == expected[1][:8]
+    resumed.load_state_dict(stopped.state_dict())
+    assert epoch(resumed, N // 4 - 2) == expected[1][8:]
+    assert epoch(resumed) == expected[2]
 
 
 # --- start ---

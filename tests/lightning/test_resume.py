@@ -554,6 +554,20 @@ def test_combined_and_resumed_after_each_step(name: str, tmp_path: Path) -> None
             assert got == expected[step:], step
 
 
+def test_one_loader_under_two_keys_is_reported_where_it_cannot_resume(tmp_path: Path) -> None:
+    def loaders() -> CombinedLoader:
+        loader = plain_loader()
+        return CombinedLoader({"a": loader, "b": loader}, "min_size")
+
+    amid, end = (Saver(tmp_path / f"{hook}.ckpt", hook) for hook in ("batch", "epoch"))
+    fit(tmp_path, loaders(), end)
+    reported = "one training loader is under several keys"
+    with pytest.warns(UserWarning, match=reported):
+        fit(tmp_path, loaders(), amid, fail=2)
+    with pytest.warns(UserWarning, match=reported):
+        fit(tmp_path, loaders(), ckpt=amid.path)
+
+
 @pytest.mark.parametrize("kind", ["stream", "map-style"])
 def test_loaders_that_are_reloaded_go_on(kind: str, tmp_path: Path) -> None:
     """A resumed run with new loaders in each epoch is exact, also after a failed first step."""

@@ -41,7 +41,7 @@ def state_of(core: LoaderCore, position: Position) -> dict[str, Any]:
         position = position._replace(sampler=sampler or None)
     shards = core.shards
     numbers = shards.mine if shards is not None and position.readers else None
-    state = LoaderState(position, _fingerprint(core), numbers, core.seeds.place())
+    state = LoaderState(position, _fingerprint(core), numbers, _generator_of(core))
     return core.seams.reader_states().to_dict(state) if position.readers else state.to_dict()
 
 
@@ -65,10 +65,34 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
             f"the state is of an epoch's end, where the dataset had {had} samples; it has {has} "
             "now, and the next epoch has those"
         )
+    generator = loaded.generator
+    if isinstance(generator, bytes):
+        generator = _restored(core, generator)
     core.forget_start()
-    core.passes.load(position, loaded.generator)
+    core.passes.load(position, generator)
     if position.told:
         core.tell_dataset(position.epoch)
+
+
+def _generator_of(core: LoaderCore) -> int | bytes:
+    """Return the state of the loader's own generator; or a digest of where torch's is."""
+    seeds = core.seeds
+    if seeds.seed is not None or seeds.generator is None:
+        return seeds.place()
+    from lit_loader.core.state.sampler_state import pack_generator
+
+    return pack_generator(seeds.generator) or 0
+
+
+def _restored(core: LoaderCore, packed: bytes) -> int:
+    """Bring the loader's own generator to its place in a state, if it has one; digest that."""
+    seeds = core.seeds
+    if seeds.seed is not None or seeds.generator is None:
+        return 0
+    from lit_loader.core.state.sampler_state import unpack_generator
+
+    unpack_generator(packed, seeds.generator)
+    return seeds.place()
 
 
 def _fingerprint(core: LoaderCore) -> Fingerprint:

@@ -254,7 +254,8 @@ class Passes:
         if before is not None and before.committed is not None and before.is_ahead:
             # A loop that takes a batch ahead has not used the last ones of the pass before.
             made.committed = before.committed
-        self._loaded, self._left = None, False
+        # A generator that is not found in its place by now was not restored.
+        self._loaded, self._left, self._expected = None, False, 0
         if self._set is None:
             self._next = start.epoch if self.shares_data else start.epoch + 1
         if self.plan is not None:

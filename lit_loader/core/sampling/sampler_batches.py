@@ -23,6 +23,7 @@ import numbers
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -100,7 +101,29 @@ class SamplerBatches:
         self._batches, self._at = batches, number + 1
         self._given = self._state()
         where.drawn(number, self._given)
+        if number + 1 == self._length:
+            self._finish(batches)
         return batch
+
+    @cached_property
+    def _length(self) -> int | None:
+        """The number of batches, if the sampler knows it; asked once, when it has begun."""
+        try:
+            return len(self._plan)
+        except Exception:  # the user's
+            return None
+
+    def _finish(self, batches: Iterator[Any]) -> None:
+        """Let the sampler come to its end, after which many prepare their next pass.
+
+        Some programs ask for ``len(loader)`` batches and no more, as Lightning does.
+        """
+        try:
+            more = [*itertools.islice(batches, 1)]
+        except Exception as error:  # it comes where the next batch is asked for
+            self._batches = _raising(error)
+        else:
+            self._batches = itertools.chain(more, batches)
 
     def after(self) -> dict[str, Any] | None:
         """Return what the sampler must remember after a pass that was drawn up to the place."""
@@ -238,6 +261,11 @@ class SamplerBatches:
             "the first batch, or give it state_dict and load_state_dict [LL319]",
             stacklevel=program_stacklevel(),
         )
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield
 
 
 def _going_on(items: Iterator[Any]) -> Iterator[Any]:

@@ -8,7 +8,8 @@ key                     value
 ``seed``, ``base``      one of them: the pass's seed; what all passes follow from; or, where the
 or ``after``            next pass has not begun, the seed of the one before
 ``batches``, ``ahead``  batches that were delivered, in order and beyond
-``generators``          a digest of torch's generator; then the number of each held generator
+``generators``          a digest of torch's generator, or the state of ``generator=``; then the
+                        number of each held generator
 ``sampler``             what the sampler must remember
 ``readers``             of an iterable dataset: how far each reader is
 ``fingerprint``         what the position is a position in
@@ -31,6 +32,7 @@ from typing import Any, Final
 from lit_loader.core.state.position import COUNT, Position, Root
 from lit_loader.core.state.state_validation import (
     MAX_BATCHES,
+    MAX_PACKED,
     PRIMITIVES,
     Fingerprint,
     brief,
@@ -63,6 +65,12 @@ def _are_counts(value: Any, below: int) -> bool:
     return isinstance(value, (list, tuple)) and all(is_count(number, below) for number in value)
 
 
+def _are_generators(value: Any) -> bool:
+    if isinstance(value, (list, tuple)) and value and type(value[0]) is bytes:
+        return len(value[0]) <= MAX_PACKED and _are_counts(value[1:], 2**64)
+    return _are_counts(value, 2**64)
+
+
 _SEED: Final = "a whole number below 2**64, or None"
 _KEYS: Final[dict[str, tuple[Callable[[Any], bool], str, Any]]] = {
     "epoch": (is_epoch, "a whole number", ...),
@@ -72,7 +80,7 @@ _KEYS: Final[dict[str, tuple[Callable[[Any], bool], str, Any]]] = {
     "after": (_is_seed, _SEED, None),
     "batches": (lambda value: is_count(value, MAX_BATCHES), "a number of batches", ...),
     "ahead": (lambda value: _are_counts(value, MAX_BATCHES), "a list of batch numbers", ()),
-    "generators": (lambda value: _are_counts(value, 2**64), "a list of numbers", ()),
+    "generators": (_are_generators, "a list of numbers, the first one perhaps bytes", ()),
     "fingerprint": (lambda value: isinstance(value, Mapping), "a dict", ...),
 }
 """Of each key: what it may hold, in words too, and what it is if it is missing; ...: required."""
@@ -88,7 +96,8 @@ class LoaderState:
     fingerprint: Fingerprint
     # Those of the position's readers among all ranks' readers; None: each worker is one.
     numbers: Sequence[int] | None = None
-    generator: int = 0  # digest of torch's generator when the state was taken
+    # When the state was taken: the state of the loader's own generator, or a digest of torch's.
+    generator: int | bytes = 0
 
     def to_position(self, fingerprint: Fingerprint, plan: Any) -> Position:
         """Find the state's place among a loader's batches; a StateError if it does not fit that.

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from lit_loader.core.seeding.held_generators import tape
-from lit_loader.core.state.state_validation import damaged, is_count, own_part
+from lit_loader.core.state.state_validation import MAX_PACKED, damaged, is_count, own_part
 
 SAMPLER: Final = "sampler"
 GENERATOR: Final = "generator"
@@ -31,9 +31,6 @@ HEAD: Final = "head"
 OVER: Final = "over"
 DUE: Final = "due"
 DIGEST: Final = "drawn"
-
-_MAX_PACKED: Final = 1 << 16
-"""Bytes. torch's largest generator has 5,056, Python's 7,000 as text."""
 
 _LIST_HEADER: Final = 5
 
@@ -125,6 +122,6 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
         if not isinstance(state.get(name, []), (list, tuple)):
             raise damaged(f"sampler[{name!r}] must be a list", state[name])
     packed = state.get(GENERATOR, b"")
-    if type(packed) is not bytes or len(packed) > _MAX_PACKED:
+    if type(packed) is not bytes or len(packed) > MAX_PACKED:
         raise damaged("generator must be a random generator's state, as bytes", packed)
     return {name: own_part(f"sampler[{name!r:.40}]", part) for name, part in state.items()}

@@ -38,6 +38,9 @@ MAX_COUNT: Final = 2**62
 MAX_BATCHES: Final = 2**40
 """Batches of an epoch are below it: their numbers travel to the workers in 40 bits."""
 
+MAX_PACKED: Final = 1 << 16
+"""Bytes of a generator's state. torch's largest has 5,056, Python's 7,000 as text."""
+
 PRIMITIVES: Final = (int, float, str, bool, type(None))
 
 _SHOWN = 80

@@ -61,7 +61,7 @@ def stat_fields(pid: int | str) -> list[str]:
 
 def affinity() -> float:
     """Processors that this process may run on."""
-    with contextlib.suppress(OSError):  # refused in some sandboxes
+    with contextlib.suppress(OSError, AttributeError):  # refused in some sandboxes, or not built in
         return float(len(os.sched_getaffinity(0)))
     return float(os.cpu_count() or 1)
 
