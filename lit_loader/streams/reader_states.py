@@ -42,7 +42,8 @@ def to_dict(state: LoaderState) -> dict[str, Any]:
     numbers = range(len(points)) if state.numbers is None else state.numbers
     parts = []
     for number, (batches, own, *counts, digests, _) in zip(numbers, points, strict=True):
-        parts.append([number, batches, _own(own), *counts, [*digests]])
+        own = unpickled(own) if type(own) is bytes else copied(own)
+        parts.append([number, batches, own, *counts, [*digests]])
     return state.to_dict() | {"readers": parts, "since": state.position.since}
 
 
@@ -75,10 +76,6 @@ def advice(loaded: LoaderState, dataset: Any) -> str | None:
     if not read or any(point.state is not None for point in points):
         return None
     return advice_on_replay(dataset)
-
-
-def _own(state: Any) -> Any:
-    return unpickled(state) if type(state) is bytes else copied(state)
 
 
 def _of_rank(shards: Shards, points: Mapping[int, ReadPoint]) -> tuple[ReadPoint, ...]:

@@ -109,19 +109,17 @@ class ShardTail:
             if all(word.final for word in self._words):
                 return False
             if waited > self._patience:
-                raise self._silence(waited, number)
+                silent = next(rank for rank, word in enumerate(self._words) if not word.final)
+                raise LoaderError(
+                    f"rank {silent} did not report batch {number:,} of {self._where} within "
+                    f"{waited:,.0f} s. It crashed, left the loop early, or iterates another "
+                    "loader: see its log. If it is only slow, raise "
+                    "init_process_group(timeout=...); if ranks are to stop apart, pass "
+                    "uneven_ranks='keep' [LL206]"
+                )
             # A word may be older than one before, where two processes have the same rank.
             self._words = list(map(max, self._words, self._read()))
         raise AssertionError
-
-    def _silence(self, waited: float, number: int) -> LoaderError:
-        silent = next(rank for rank, word in enumerate(self._words) if not word.final)
-        return LoaderError(
-            f"rank {silent} did not report batch {number:,} of {self._where} within {waited:,.0f} "
-            "s. It crashed, left the loop early, or iterates another loader: see its log. If it is "
-            "only slow, raise init_process_group(timeout=...); if ranks are to stop apart, pass "
-            "uneven_ranks='keep' [LL206]"
-        )
 
     def _read(self) -> list[Word]:
         """Return each rank's word, as far as it has written one. Does not wait for any."""
