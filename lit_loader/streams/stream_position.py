@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from lit_loader.core.state.position import PassPosition, Position, ReaderPlace, Shards
@@ -167,11 +166,11 @@ class StreamPosition(PassPosition):
         readers = [*self._readers]
         readers[last.reader] = last.before
         since = last.batches - self.start.batches
-        return replace(now, batches=last.batches, readers=tuple(readers), since=since)
+        return now._replace(batches=last.batches, readers=tuple(readers), since=since)
 
     def now(self) -> Position:
         """Return the position of this moment."""
-        return replace(super().now(), readers=tuple(self._readers), since=self.since)
+        return super().now()._replace(readers=tuple(self._readers), since=self.since)
 
     def passes_over(self, reader: int) -> bool:
         """Whether a reader has ended; or has begun again, which waits until all have ended."""
