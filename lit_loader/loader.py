@@ -117,9 +117,9 @@ class _AddOns(Seams):
 
             parts["tolerance"] = BadSamples.of(loader)
         if core.iterable:
-            from lit_loader.streams.readers import StreamBuilders
+            from lit_loader.streams.readers import Readers
 
-            parts["streams"] = StreamBuilders()
+            parts["streams"] = Readers
         if type(core.dataset) in (TensorDataset, Subset):
             from lit_loader.data.tensor_table import table_of
 
@@ -154,9 +154,9 @@ class _AddOns(Seams):
         return StreamPosition(start, core.readers)
 
     def stream_tasks(self, core: LoaderCore, made: Pass, in_order: bool) -> PassTasks:
-        from lit_loader.streams.stream_tasks import tasks_of
+        from lit_loader.streams.stream_tasks import StreamTasks
 
-        return tasks_of(core, made, in_order)
+        return StreamTasks(core, made, in_order)
 
     def end_policy(self, core: LoaderCore, made: Pass) -> Any:
         if not core.iterable or core.replica[1] == 1:

@@ -31,14 +31,12 @@ _OWN_SHARE: Final = (
 
 def advice_before_epoch(core: Any) -> Iterator[str]:
     """Yield what is to be said of data that every process reads, or that shuffles by chance."""
-    dataset, world, what = core.dataset, processes(), None
+    dataset, world, reads_all = core.dataset, processes(), False
     if world > 1 and core.given_replica is None and not _has_own_share(dataset):
-        if core.shards is not None:
-            what = f"all {core.shards.count} shards of {type(dataset).__name__}"
-        elif not core.iterable and _reads_all(core.loader, world):
-            what = "all of the data"
-    if what is not None:
-        yield read_twice(f"each of the {world} processes of this job reads {what}")
+        reads_all = core.shards is not None if core.iterable else _reads_all(core.loader, world)
+    if reads_all:
+        name = type(dataset).__name__
+        yield read_twice(f"each of the {world} processes of this job reads all of {name}")
     if core.iterable and (advice := advice_if_unseeded(dataset)) is not None:
         yield advice
 
@@ -46,10 +44,9 @@ def advice_before_epoch(core: Any) -> Iterator[str]:
 def _reads_all(loader: Any, world: int) -> bool:
     """Whether a map-style dataset is seen to be read as a whole, which is no rank's share."""
     dataset, batches = loader.dataset, loader.batch_sampler
-    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
-    if sampler is None or distributed_sampler_of(sampler if batches is None else batches):
-        return False
-    if _has_own_share(sampler) or _has_own_share(batches):
+    sampler: Any = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    is_shared = distributed_sampler_of(sampler) is not None
+    if is_shared or _has_own_share(sampler) or _has_own_share(batches):
         return False
     try:
         whole: Any = dataset.dataset if isinstance(dataset, Subset) else None

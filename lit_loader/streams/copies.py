@@ -91,16 +91,10 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> int | None:
         if type(obj) is _Same:
             obj = obj.obj
-        elif id(obj) in self._epochs or not (
-            isinstance(obj, _SHARED)
-            or id(obj) in _GLOBALS
-            or _is_read_only(obj)
-            or _is_in_shared_memory(obj)
-        ):
+        elif id(obj) in self._epochs or not _is_shared(obj):
             return None
-        place = self._places.get(id(obj))
-        if place is None:
-            place = self._places[id(obj)] = len(self._shared)
+        place = self._places.setdefault(id(obj), len(self._shared))
+        if place == len(self._shared):
             self._shared.append(obj)
         return place
 
@@ -128,6 +122,13 @@ class _Unpickler(pickle.Unpickler):
         return self.shared[pid]
 
 
+def _is_shared(value: Any) -> bool:
+    """Whether copies are to have the same object."""
+    if isinstance(value, torch.Tensor):
+        return value.device.type == "cpu" and bool(value.is_shared())  # type: ignore[no-untyped-call]
+    return isinstance(value, _SHARED) or id(value) in _GLOBALS or _is_read_only(value)
+
+
 def _is_read_only(value: Any) -> bool:
     """Whether this is an array that nothing can be written to, nor to what it is a view of."""
     while isinstance(value, np.ndarray):
@@ -139,9 +140,3 @@ def _is_read_only(value: Any) -> bool:
     if isinstance(value, memoryview):
         return value.readonly
     return isinstance(value, (bytes, mmap.mmap))
-
-
-def _is_in_shared_memory(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
-        return False
-    return bool(value.is_shared())  # type: ignore[no-untyped-call]

@@ -57,13 +57,11 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             "rank that it was taken on, or pass num_shards"
         )
     parts = sorted((part for state in given for part in state["readers"]), key=itemgetter(0))
-    fingerprint = first.fingerprint
-    if COUNT in fingerprint and [part[0] for part in parts] != [
-        *range(int(fingerprint[COUNT] or 0))
-    ]:
+    numbers = [part[0] for part in parts]
+    if first.numbers is not None and numbers != [*range(int(first.fingerprint[COUNT] or 0))]:
         raise StateError(
-            f"states must be those of all {fingerprint['num_replicas']} ranks, each once, got "
-            f"{len(given)} states with shards {brief([part[0] for part in parts])}"
+            f"states must be those of all {first.fingerprint['num_replicas']} ranks, each once, "
+            f"got {len(given)} states with shards {brief(numbers)}"
         )
     return copied({**given[0], "readers": parts})  # type: ignore[no-any-return]
 

@@ -26,7 +26,8 @@ A version that calls it otherwise is taken at its word.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -70,22 +71,17 @@ def trusts(stream: Any) -> bool:
     return is_stateful(stream) and not _forgets(stream)
 
 
-def _forgets(stream: Any) -> bool:
-    return any(type(stage).__name__ == _BUFFERS for stage in _examples(stream))
-
-
 # reach: datasets: the stages of a stream, among them a buffer that its state leaves out
-def _examples(stream: Any) -> Iterator[Any]:
-    """Yield the stages of a Hugging Face stream; none of any other."""
+def _forgets(stream: Any) -> bool:
+    """Whether this is a Hugging Face stream with a shuffle buffer."""
     waiting = [getattr(stream, "_ex_iterable", None)]
-    for _ in range(_MOST):
-        if not waiting:
-            return
-        stage = waiting.pop()
-        yield stage
+    for stage in itertools.islice(waiting, _MOST):  # it grows meanwhile
+        if type(stage).__name__ == _BUFFERS:
+            return True
         parts = getattr(stage, "ex_iterables", None)  # of concatenated and interleaved streams
         waiting += parts if isinstance(parts, (list, tuple)) else ()
         waiting += [part] if (part := getattr(stage, "ex_iterable", None)) is not None else []
+    return False
 
 
 def advice_on_replay(dataset: Any) -> str:

@@ -35,15 +35,16 @@ from lit_loader.core.batch.fetch import OMITTED, EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import shown
 from lit_loader.core.seeding.held_generators import HeldGenerators, find_generators
-from lit_loader.core.seeding.seeds import BATCH, UNTOLD, PassSeeds, extend
+from lit_loader.core.seeding.seeds import BATCH, UNTOLD, extend
 from lit_loader.core.state.state_validation import resuming
 from lit_loader.core.state.stateful import OpenStream
+from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.errors import StateError
 from lit_loader.streams import datapipes
 from lit_loader.streams.digest import digest_of
 from lit_loader.streams.other_streams import open_stream, own_epochs
-from lit_loader.streams.read_point import NOT_TAKEN, ReadPoint, pickled, unpickled
 from lit_loader.streams.state_meter import StateMeter
+from lit_loader.streams.stream_position import NOT_TAKEN, ReadPoint, pickled, unpickled
 
 _ITER, _FIRST_NEXT = 1, 2  # stages of a beginning; 0 is that of set_epoch
 
@@ -63,18 +64,17 @@ class _Place:
 
 
 class Reader(BatchBuilder):
-    """Makes the batches of one shard, ``share`` of all shards: its number, and how many there are.
+    """Makes the batches of one shard.
 
     ``alike``: before the first sample the global generators are seeded as in all other shards.
     ``meter`` says when its state is due.
     """
 
     def __init__(
-        self, spec: BatchSpec, share: tuple[int, int], meter: StateMeter, found: Any = None
+        self, spec: BatchSpec, share: ReaderShare, meter: StateMeter, found: Any = None
     ) -> None:
         super().__init__(spec, found=found)
-        self._share, self._meter = share, meter
-        self._size = spec.batch_size or 1
+        self._whose, self._meter = share, meter
         # A DataPipe's shuffle() takes its seed here, and comes before its shares.
         self._alike = spec.shards is not None or isinstance(spec.dataset, IterDataPipe)
         self._stream: OpenStream | None = None
@@ -89,17 +89,17 @@ class Reader(BatchBuilder):
 
     def open(self, point: ReadPoint, batch: int, progress: Progress) -> None:
         """Open the stream where a batch, by its number in the shard, comes next."""
-        earlier, differs = point.first, None
+        differs = None
         expected = dict(enumerate(point.digests, point.batches - len(point.digests)))
         with reading().unnoted():
-            self._iterate(unpickled(point.state), earlier == 0, progress)
-            while earlier < batch:
-                digest = 0  # nothing is known of the batch
+            self._iterate(unpickled(point.state), point.first == 0, progress)
+            for earlier in range(point.first, batch):
                 try:
                     self._begin_batch(earlier)
                     samples = self._samples(progress)
-                    if samples is not OMITTED:
-                        digest = digest_of(samples)
+                    digest = 0 if samples is OMITTED else digest_of(samples)
+                    if differs is None and expected.get(earlier, 0) not in (0, digest):
+                        differs = earlier
                 except (Cancelled, StateError):
                     raise
                 except EndOfData:
@@ -113,9 +113,6 @@ class Reader(BatchBuilder):
                             raise
                 if point.state and self.held:
                     self._follow_held()  # a generator's body takes up its state when it begins
-                if digest and differs is None and expected.get(earlier, 0) not in (0, digest):
-                    differs = earlier
-                earlier += 1
         if differs is not None:
             self._note_difference(differs)
 
@@ -123,11 +120,8 @@ class Reader(BatchBuilder):
         """Make a batch; or raise EndOfData, or Cancelled."""
         context, begins, self._begins = reading(), self._begins, False
         self._begin_batch(batch)
-        state, began, stream, meter = None, 0, self._stream, self._meter
-        if stream is not None and stream.asked:
-            state = self._state(stream, progress) if begins or meter.due else NOT_TAKEN
-            began = meter.clock()
-        context.tokens = 0
+        state, meter = self._state(begins, progress), self._meter
+        began, context.tokens = meter.clock(), 0
         try:
             samples = self._samples(progress)
         except EndOfData:
@@ -142,8 +136,7 @@ class Reader(BatchBuilder):
             made = self.collate(samples, progress)
             progress.tokens = context.tokens
             report = self.with_report(made, state, divided, digest=digest)
-        if began:
-            meter.made += meter.clock() - began
+        meter.made += meter.clock() - began
         return report
 
     def close(self) -> None:
@@ -152,7 +145,7 @@ class Reader(BatchBuilder):
 
     def _begin_batch(self, batch: int) -> None:
         """Seed for a batch; before the epoch's first sample, for what comes before that."""
-        self._number = batch * self._share[1] + self._share[0]  # among those of all shards
+        self._number = batch * self._whose.of + self._whose.shard  # among those of all shards
         if self._at_start:
             self._seed_beginning(_FIRST_NEXT)
         else:
@@ -170,11 +163,11 @@ class Reader(BatchBuilder):
         Raises:
             EndOfData: Nothing is left, and there is nothing to report.
         """
-        spec, good, size, iterator = self._spec, self._good, self._size, self._iterator
+        spec, good, iterator = self._spec, self._good, self._iterator
+        size = spec.batch_size or 1
         if good is not None:
             good.begin(progress)
         if iterator is None:
-            self.close()
             raise EndOfData
         self._state_here = None
         samples: list[Any] = []
@@ -184,8 +177,7 @@ class Reader(BatchBuilder):
                 samples.append(next(iterator))
                 self._seed_batch()
             self.rng.step = _Place(samples)
-            seeds_samples = self._seeds_samples and good is None
-            if good is None and not seeds_samples and progress.is_quick:
+            if progress.is_quick and good is None and not self._seeds_samples:
                 try:
                     samples.extend(islice(self._quickly, size - len(samples)))
                 finally:
@@ -195,7 +187,7 @@ class Reader(BatchBuilder):
             else:
                 for place in range(len(samples), size):
                     progress.step(place)
-                    if seeds_samples:
+                    if self._seeds_samples and good is None:
                         self._seed_sample(place)
                     samples.append(next(iterator))
         except StopIteration:
@@ -203,25 +195,28 @@ class Reader(BatchBuilder):
             if not samples or (spec.drop_last and spec.batch_size is not None):
                 if good is not None and good.noted:
                     return OMITTED  # the end comes next time
-                self.close()
                 raise EndOfData from None
         self.rng.step = None
         return samples[0] if spec.batch_size is None else samples
 
-    def _state(self, stream: OpenStream, progress: Progress) -> Any:
-        """Take the stream's state before a batch; None: no state leads here.
+    def _state(self, begins: bool, progress: Progress) -> Any:
+        """Take the stream's state before a batch, if it is due; None: no state leads here.
 
         Empty: it was begun at its start, from which it is replayed.
         """
+        stream, meter = self._stream, self._meter
+        if stream is None or not stream.asked:
+            return None
+        if not (begins or meter.due):
+            return NOT_TAKEN
         if not stream.stateful:
             return None
-        began, here = self._meter.clock(), self._state_here
-        if here is None:  # a generator that has not run knows no place
-            here = stream.state_now()
-        state = pickled(here)
+        began, here = meter.clock(), self._state_here
+        # A generator that has not run knows no place.
+        state = pickled(stream.state_now() if here is None else here)
         if state:
-            progress.state = self._meter.clock() - began
-            self._meter.taken(progress.state)
+            progress.state = meter.clock() - began
+            meter.taken(progress.state)
         return state
 
     def _divided(self) -> int | None:
@@ -229,7 +224,7 @@ class Reader(BatchBuilder):
         divided, spec = reading().shard_asked, self._spec
         # With num_shards get_worker_info() counts the shards of all ranks.
         enough = READERS if spec.shards is None and spec.num_replicas > 1 else WORKERS
-        return divided if self._share[1] > 1 and divided < enough else None
+        return divided if self._whose.of > 1 and divided < enough else None
 
     # --- its beginning ---
 
@@ -237,6 +232,8 @@ class Reader(BatchBuilder):
         """Iterate the dataset, at its start or where a state says."""
         spec, seeds = self._spec, self._seeds
         progress.beat()
+        if seeds.dataset_epoch != UNTOLD and shown() is not None:  # this is a worker
+            own_epochs(spec.dataset)
         self._announce_epoch(seeds)
         datapipes.shard(spec.dataset)
         self._seed_beginning(_ITER)
@@ -251,11 +248,6 @@ class Reader(BatchBuilder):
         if self.held:  # iter() or load_state_dict() may have put others in their place
             self._follow_held()
 
-    def _announce_epoch(self, seeds: PassSeeds) -> None:
-        if seeds.dataset_epoch != UNTOLD and shown() is not None:  # this is a worker
-            own_epochs(self._spec.dataset)
-        super()._announce_epoch(seeds)
-
     def _seed_beginning(self, stage: int, *part: int) -> None:
         """Seed all generators for what comes before the first sample.
 
@@ -264,7 +256,7 @@ class Reader(BatchBuilder):
         parts = BEGINNING, stage, *part
         self._seed(*parts)
         if not self._alike:
-            parts = *parts, self._share[0]
+            parts = *parts, self._whose.shard
             self._seeded = parts
             if self.seed_globals is not None:
                 self.seed_globals(extend(self._seeds.seed, *parts) >> 1)
@@ -299,8 +291,7 @@ class Reader(BatchBuilder):
     # --- what is reported ---
 
     def _note_difference(self, batch: int) -> None:
-        number, shards = self._share
-        which = f"Batch {batch}" + (f" of shard {number} of {shards}" if shards > 1 else "")
+        which = f"Batch {batch}" + (f" of {self._whose!r}" if self._whose.of > 1 else "")
         self.note(
             f"the resume is not exact. {which} was replayed and differs from the original, so "
             "samples may be lost or repeated. Save the random generators of the stream, and what "
@@ -309,8 +300,7 @@ class Reader(BatchBuilder):
         )
 
     def _note_end(self, batches: int, ended: int) -> None:
-        number, shards = self._share
-        which = f"Shard {number} of {shards}" if shards > 1 else "The stream"
+        which = repr(self._whose).capitalize() if self._whose.of > 1 else "The stream"
         self.note(
             f"the stream ends before the resumed position. {which} had yielded {batches:,} "
             f"batches, and has {ended:,} now. Resume with the data of the state"

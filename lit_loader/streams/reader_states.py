@@ -25,7 +25,7 @@ from lit_loader.core.state.state_validation import Fingerprint, brief, damaged, 
 from lit_loader.core.state.stateful import checked_parts
 from lit_loader.errors import StateError
 from lit_loader.streams.other_streams import advice_on_replay
-from lit_loader.streams.read_point import ReadPoint, unpickled
+from lit_loader.streams.stream_position import ReadPoint, unpickled
 
 _MAX_READ: Final = 2**32
 """Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
@@ -39,10 +39,10 @@ def to_dict(state: LoaderState) -> dict[str, Any]:
     """Return a state as a new dict of primitives, with the parts of its readers."""
     points = state.position.readers
     numbers = range(len(points)) if state.numbers is None else state.numbers
-    parts = [
-        [number, *point._replace(state=_own(point.state), digests=[*point.digests])]
-        for number, point in zip(numbers, points, strict=True)
-    ]
+    parts = []
+    for number, (batches, own, *counts, digests, _) in zip(numbers, points, strict=True):
+        own = unpickled(own) if type(own) is bytes else copied(own)
+        parts.append([number, batches, own, *counts, [*digests]])
     return state.to_dict() | {"readers": parts, "since": state.position.since}
 
 
@@ -75,10 +75,6 @@ def advice(loaded: LoaderState, dataset: Any) -> str | None:
     if not read or any(point.state is not None for point in points):
         return None
     return advice_on_replay(dataset)
-
-
-def _own(state: Any) -> Any:
-    return unpickled(state) if type(state) is bytes else copied(state)
 
 
 def _of_rank(shards: Shards, points: Mapping[int, ReadPoint]) -> tuple[ReadPoint, ...]:

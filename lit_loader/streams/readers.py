@@ -28,11 +28,24 @@ from lit_loader.core.seeding.seeds import PassSeeds, seed_globals
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.errors import OptionError
 from lit_loader.streams.copies import DatasetCopies
-from lit_loader.streams.read_point import ReadPoint, shares_of
 from lit_loader.streams.reader import Reader
 from lit_loader.streams.state_meter import StateMeter
+from lit_loader.streams.stream_position import ReadPoint, shares_of
 
 _START: Final = ReadPoint()
+
+
+class ProcessInfo(WorkerInfo):
+    """What worker_init_fn finds with ``num_shards``: the process, in which no shard is read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "dataset":
+            raise OptionError(
+                "worker_init_fn asks for get_worker_info().dataset, but with num_shards each shard "
+                "is read from a copy of the dataset. Divide the dataset in its __iter__, by "
+                "lit_loader.get_shard() or get_worker_info()"
+            )
+        return super().__getattribute__(name)
 
 
 class Readers:
@@ -43,19 +56,12 @@ class Readers:
     """
 
     reads_table = False
+    process_info = ProcessInfo
+    """What ``get_worker_info()`` answers in a process of several shards while none is read."""
 
-    def __init__(
-        self,
-        spec: BatchSpec,
-        worker: int = 0,
-        num_workers: int = 1,
-        found: Any = None,
-        copies: DatasetCopies | None = None,
-    ) -> None:
+    def __init__(self, spec: BatchSpec, worker: int, num_workers: int, found: Any) -> None:
         self._spec, self._worker, self._found = spec, worker, found
-        self._copies = copies
-        if spec.shards is not None:
-            self._copies = copies or DatasetCopies(spec.dataset)
+        self._copies = None if spec.shards is None else DatasetCopies(spec.dataset)
         self._shares = shares_of(spec.shards, spec.rank, spec.num_replicas, num_workers)
         self._pass: tuple[PassSeeds, int] | None = None
         self._readers: dict[int, Reader] = {}  # those that are open
@@ -75,9 +81,8 @@ class Readers:
 
     def begin_epoch(self) -> None:
         """Leave all streams: each begins again with its next :meth:`load`."""
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
+        for place in [*self._readers]:
+            self._close(place)
         self._next.clear()
         self._fresh = self._pass = None
 
@@ -93,7 +98,7 @@ class Readers:
 
     def whose(self, number: int) -> ReaderShare:
         """Return whose turn a batch is."""
-        return ReaderShare(*self._shares[number % len(self._shares)])
+        return self._shares[number % len(self._shares)]
 
     def load(
         self, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
@@ -105,28 +110,26 @@ class Readers:
         """
         self.enter(seeds, epoch)
         place, turns = number % len(self._shares), len(self._shares)
-        opens = indices is not None or self._next.get(place) != number
-        self._next[place] = number + turns
         share, context, before = self._shares[place], reading(), None
         context.epoch, context.shard = epoch, share
-        if opens:
+        if indices is None and self._next.get(place) != number:
+            indices = _START
+        self._next[place] = number + turns
+        if indices is not None:
             self._close(place)
-            point = indices or _START
-            if point.ended:
-                raise EndOfData
-            reader, self._fresh = self._fresh or self._reader(place), None
-        elif place in self._readers:
-            reader = self._readers[place]
-        else:
+            if not indices.ended:
+                self._readers[place], self._fresh = self._fresh or self._reader(place), None
+        if place not in self._readers:
             raise EndOfData
-        context.maker, reader.seed_globals = reader, self.seed_globals
+        reader = context.maker = self._readers[place]
+        reader.seed_globals = self.seed_globals
         if self._copies is not None:
-            before, seed = shown(), (seeds.seed >> 1) + share[0]
-            show(WorkerInfo(id=share[0], num_workers=share[1], seed=seed, dataset=reader.dataset))
+            before = shown()
+            who = {"id": share.shard, "num_workers": share.of, "dataset": reader.dataset}
+            show(WorkerInfo(**who, seed=(seeds.seed >> 1) + share.shard))
         try:
-            if opens:
-                reader.open(point, number // turns, progress)
-                self._readers[place] = reader
+            if indices is not None:
+                reader.open(indices, number // turns, progress)
             batch = reader.read(number // turns, progress)
         except EndOfData:
             self._close(place)  # with its copy of the dataset
@@ -151,27 +154,3 @@ class Readers:
         reader = Reader(spec, self._shares[place], self._meters[place], found)
         reader.enter(*self._pass)
         return reader
-
-
-class ProcessInfo(WorkerInfo):
-    """What worker_init_fn finds with ``num_shards``: the process, in which no shard is read."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "dataset":
-            raise OptionError(
-                "worker_init_fn asks for get_worker_info().dataset, but with num_shards each shard "
-                "is read from a copy of the dataset. Divide the dataset in its __iter__, by "
-                "lit_loader.get_shard() or get_worker_info()"
-            )
-        return super().__getattribute__(name)
-
-
-class StreamBuilders:
-    """The seam: what a `BatchSpec` of an iterable dataset has as its ``streams``."""
-
-    process_info = ProcessInfo
-    """What ``get_worker_info()`` answers in a process of several shards while none is read."""
-
-    def builder(self, spec: BatchSpec, worker: int, num_workers: int, found: Any = None) -> Readers:
-        """Return what makes a process's batches, see `builder_of`."""
-        return Readers(spec, worker, num_workers, found)

@@ -1,19 +1,101 @@
-"""`StreamPosition`: how far the readers of a stream are, and whose turn it is.
-
-A reader's point has a state that is at least `_REPLAYED` batches old, so that what is replayed
-shows whether the state leads to where it was. A newer one waits until it is that old.
-"""
+"""`StreamPosition`: how far the readers of a stream are; of each reader, a `ReadPoint`."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any, Final, NamedTuple
 
-from lit_loader.core.state.position import PassPosition, Position
-from lit_loader.streams.read_point import NOT_TAKEN, ReadPoint
+from lit_loader.core.state.position import PassPosition, Position, ReaderPlace, Shards
+from lit_loader.core.transport.worker_exception import ReaderShare
+
+NOT_TAKEN: Final = ...
+"""In the place of a stream's state before a batch, where none was taken (`StateMeter`)."""
 
 _new = tuple.__new__
+_COMPARED: Final = 8
+"""Batches at most that are compared when they are replayed."""
+
 _REPLAYED: Final = 4
 """Batches at least that are replayed: two small ones may be equal by chance."""
+
+
+class _Fields(NamedTuple):
+    batches: int = 0  # that were delivered
+    state: Any = None  # the stream's own, `pickled`; empty at its start; None: it has none
+    ended: bool = False
+    behind: int = 0  # batches that were delivered since that state
+    before: int = 0  # batches before the reader began again (``uneven_ranks="pad"``)
+    digests: tuple[int, ...] = ()  # of the last batches; 0: nothing is known of that one
+    newer: tuple[int, Any] | None = None  # a state that is too new: the batch after it, and it
+
+
+class ReadPoint(_Fields, ReaderPlace):
+    """The stream is opened by its ``state``, and ``behind`` batches are replayed from there.
+
+    Without a state all ``batches`` are replayed, from the start of the epoch.
+
+    The state is at least `_REPLAYED` batches old, so that what is replayed shows whether the state
+    leads to where the stream was. A newer one waits until it is that old; then it is saved.
+    """
+
+    __slots__ = ()
+
+    @property
+    def delivered(self) -> int:
+        """All batches of the epoch."""
+        return self.before + self.batches
+
+    @property
+    def first(self) -> int:
+        """The first batch that is replayed."""
+        return 0 if self.state is None else self.batches - self.behind
+
+    def after(self, digest: int, taken: Any) -> ReadPoint:
+        """Return the point after one more batch; ``taken`` is the stream's state before it."""
+        batches, state, _, behind, before, digests, newer = self
+        if newer is not None and batches + 1 - newer[0] >= _REPLAYED:
+            (first, state), newer = newer, None
+            behind = batches - first
+        if taken is None:  # no state leads there
+            state, newer, behind = None, None, 0
+        elif taken is not NOT_TAKEN and state is None:
+            state, behind = taken, 0
+        elif taken is not NOT_TAKEN and newer is None:
+            newer = batches, taken
+        behind += state is not None
+        last = (*digests, digest)[-_COMPARED:]
+        # Without the call of a constructor that is written in Python, as all that is done for each
+        # batch.
+        return _new(ReadPoint, (batches + 1, state, False, behind, before, last, newer))
+
+
+def pickled(state: dict[str, Any] | None) -> Any:
+    """Write a state down, for it may change; what cannot be pickled is copied."""
+    if not state:
+        return state
+    try:
+        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return copy.deepcopy(state)
+
+
+def unpickled(state: Any) -> Any:
+    """Read what `pickled` returned; what came from a saved state is returned as it is."""
+    return pickle.loads(state) if type(state) is bytes else state
+
+
+def shares_of(
+    shards: Shards | None, rank: int, num_replicas: int, num_workers: int
+) -> list[ReaderShare]:
+    """Return the shards that a rank's readers read, in the order in which they take turns.
+
+    Without ``num_shards`` each worker of each rank reads one.
+    """
+    if shards is not None:
+        return [ReaderShare(number, shards.count) for number in shards.mine]
+    first, count = rank * num_workers, num_replicas * num_workers
+    return [ReaderShare(first + worker, count) for worker in range(num_workers)]
 
 
 class _Given(NamedTuple):
@@ -22,7 +104,6 @@ class _Given(NamedTuple):
     reader: int
     before: ReadPoint
     after: ReadPoint
-    newer: ReadPoint | None  # the same by a newer state
     batches: int  # of all readers, before it
 
 
@@ -36,7 +117,6 @@ class StreamPosition(PassPosition):
         self.num_readers = num_readers
         self.padding = False  # whether all readers have come to their end, and begin again
         self._readers: list[ReadPoint] = list(start.readers) or [ReadPoint()] * num_readers
-        self._newer: list[ReadPoint | None] = [None] * num_readers
         self._previous: _Given | None = None  # the batch that was counted last
 
     def read(self, reader: int, state: Any, digest: int) -> None:
@@ -44,24 +124,8 @@ class StreamPosition(PassPosition):
 
         What was given out before it is settled.
         """
-        before, newer = self._readers[reader], self._newer[reader]
-        after = before.after(digest)
-        if newer is not None:
-            newer = newer.after(digest)
-            if newer.behind >= _REPLAYED:
-                after, newer = newer, None
-        if state is None:
-            if after.state is not None:  # no state leads there any more
-                after, newer = after._replace(state=None, behind=0), None
-        elif state is not NOT_TAKEN:
-            point = ReadPoint(before.batches, state, before=before.before).after(digest)
-            if after.state is None:
-                after = point
-            elif newer is None:
-                newer = point
-        # Without the call of a constructor that is written in Python, as all that is done for each
-        # batch.
-        self.latest = _new(_Given, (reader, before, after, newer, self._batches))
+        before = self._readers[reader]
+        self.latest = _new(_Given, (reader, before, before.after(digest, state), self._batches))
 
     def exhausted(self, reader: int) -> None:
         """Note that a reader's share has come to its end."""
@@ -74,7 +138,6 @@ class StreamPosition(PassPosition):
         if latest is not None:
             self._previous = latest
             self._readers[latest.reader] = latest.after
-            self._newer[latest.reader] = latest.newer
             self._batches = latest.batches + 1
             self.latest = None
 
@@ -92,7 +155,6 @@ class StreamPosition(PassPosition):
             for reader, point in enumerate(self._readers):
                 if point.batches:
                     self._readers[reader] = ReadPoint(before=point.delivered)
-                    self._newer[reader] = None
         self.padding = True
         return not all(point.ended for point in self._readers)
 
@@ -110,31 +172,7 @@ class StreamPosition(PassPosition):
         """Return the position of this moment."""
         return super().now()._replace(readers=tuple(self._readers), since=self.since)
 
-    # --- turns ---
-
-    # The readers of an iterable dataset take turns in rounds, one batch each. Turn ``t`` is that of
-    # reader ``t % readers`` in round ``t // readers``, and the number of the batch that it yields.
-
-    def passes_over(self, point: ReadPoint) -> bool:
+    def passes_over(self, reader: int) -> bool:
         """Whether a reader has ended; or has begun again, which waits until all have ended."""
+        point = self._readers[reader]
         return point.ended or bool(point.before and not self.padding)
-
-    def first_turn(self) -> int:
-        """Return the turn before which there is none to be taken."""
-        points = map(self.reader, range(self.num_readers))
-        going = (point.batches for point in points if not self.passes_over(point))
-        return min(going, default=0) * self.num_readers
-
-    def next_turn(self, turn: int) -> int | None:
-        """Return the first turn, from one on, that a reader is to take; None: all have ended."""
-        readers, passed = self.num_readers, 0
-        while passed < readers:
-            point = self._readers[turn % readers]
-            if point.ended or (point.before and not self.padding):  # see `passes_over`
-                passed += 1
-            elif turn // readers >= point.batches:
-                return turn
-            else:  # it is ahead of the others, where a resume begins
-                passed = 0
-            turn += 1
-        return None

@@ -42,20 +42,12 @@ class ShardTail:
     """One rank's end of a pass; the subject is the same on all ranks, and no other one's.
 
     A batch of a rank's own is given at once. When its readers have come to their end they begin
-    again, as long as another rank has as many batches. A LoaderError if this is no job of that many
-    processes, and whenever the first rank is gone.
+    again, as long as another rank has as many batches. A LoaderError whenever the first rank is
+    gone.
     """
 
     def __init__(self, subject: str, rank: int, ranks: int, where: str) -> None:
         self._rank, self._where = rank, where  # for messages
-        world = rank_store.processes()
-        if world < ranks:
-            there = f"this job has {world} processes" if world else "there is no such job"
-            raise LoaderError(
-                f"{ranks} ranks must tell each other when their shards end, through a "
-                f"torch.distributed job, but {there}. Call init_process_group first, or pass "
-                "uneven_ranks='keep'"
-            )
         self._store = rank_store.store()
         self._keys = [f"lit_loader/{subject}/{each}" for each in range(ranks)]
         self._all_there = False
@@ -117,19 +109,17 @@ class ShardTail:
             if all(word.final for word in self._words):
                 return False
             if waited > self._patience:
-                raise self._silence(waited, number)
+                silent = next(rank for rank, word in enumerate(self._words) if not word.final)
+                raise LoaderError(
+                    f"rank {silent} did not report batch {number:,} of {self._where} within "
+                    f"{waited:,.0f} s. It crashed, left the loop early, or iterates another "
+                    "loader: see its log. If it is only slow, raise "
+                    "init_process_group(timeout=...); if ranks are to stop apart, pass "
+                    "uneven_ranks='keep' [LL206]"
+                )
             # A word may be older than one before, where two processes have the same rank.
             self._words = list(map(max, self._words, self._read()))
         raise AssertionError
-
-    def _silence(self, waited: float, number: int) -> LoaderError:
-        silent = next(rank for rank, word in enumerate(self._words) if not word.final)
-        return LoaderError(
-            f"rank {silent} did not report batch {number:,} of {self._where} within {waited:,.0f} "
-            "s. It crashed, left the loop early, or iterates another loader: see its log. If it is "
-            "only slow, raise init_process_group(timeout=...); if ranks are to stop apart, pass "
-            "uneven_ranks='keep' [LL206]"
-        )
 
     def _read(self) -> list[Word]:
         """Return each rank's word, as far as it has written one. Does not wait for any."""
@@ -155,14 +145,17 @@ def tail_of(core: Any, made: Pass) -> ShardTail | None:
     loader, (rank, ranks), kept = core.loader, core.replica, core.of_process
     if loader.uneven_ranks == "keep" or ranks == 1:
         return None
-    shards, name = core.shards, type(loader.dataset).__name__
-    if shards is None and rank_store.processes() < ranks:
-        core.warn_once(
-            f"{name} is divided among {ranks} ranks that are no torch.distributed job, so "
-            "uneven_ranks='pad' has no effect: if ranks yield different numbers of batches, a "
-            "training step may hang. Call init_process_group first, and pass num_shards to divide "
-            "the data evenly; or pass uneven_ranks='keep'"
+    shards, name, world = core.shards, type(loader.dataset).__name__, rank_store.processes()
+    if world < ranks:
+        text = (
+            f"{name} is divided among {ranks} ranks, but this torch.distributed job has {world} "
+            "processes, so uneven_ranks='pad' has no effect. If ranks yield different numbers of "
+            "batches, a training step may hang. Call init_process_group first, or pass "
+            "uneven_ranks='keep'"
         )
+        if shards is not None:
+            raise LoaderError(text)
+        core.warn_once(text)
         return None
     begun, tail = kept.get("tail", (None, None))
     if begun is made:  # it was interrupted at its beginning

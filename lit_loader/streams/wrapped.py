@@ -9,22 +9,20 @@ _DEPTH, _ITEMS = 6, 64
 """How deep `wrapped` looks, and into containers of how many items."""
 
 
-def wrapped(dataset: Any, method: str) -> Iterator[Any]:
+def wrapped(
+    dataset: Any, method: str, depth: int = _DEPTH, seen: set[int] | None = None
+) -> Iterator[Any]:
     """Return a dataset, and what is wrapped in it: its attributes, those in short containers, ....
 
-    What has ``method``, which only datasets have, each once.
+    What has ``method``, which only datasets have, each once; but for what was ``seen``.
     """
-    seen, level = {id(dataset)}, [dataset]
-    for _ in range(_DEPTH + 1):
-        yield from level
-        inner: list[Any] = []
-        for part in (part for each in level for part in getattr(each, "__dict__", {}).values()):
-            short = isinstance(part, (list, tuple, dict)) and len(part) <= _ITEMS
-            several = part.values() if isinstance(part, dict) else part
-            inner += several if short else [part]
-        level = []
-        for each in inner:
-            known = id(each) in seen or not hasattr(type(each), method)
-            if not known and hasattr(each, "__dict__"):
+    seen = {id(dataset)} if seen is None else seen
+    yield dataset
+    for part in getattr(dataset, "__dict__", {}).values() if depth else ():
+        is_short = isinstance(part, (list, tuple, dict)) and len(part) <= _ITEMS
+        several = part.values() if isinstance(part, dict) else part
+        for each in several if is_short else [part]:
+            is_new = id(each) not in seen and hasattr(type(each), method)
+            if is_new and hasattr(each, "__dict__"):
                 seen.add(id(each))
-                level.append(each)
+                yield from wrapped(each, method, depth - 1, seen)

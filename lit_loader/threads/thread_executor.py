@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import queue
 import sys
@@ -39,7 +40,7 @@ from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress, Timings
 from lit_loader.core.batch.worker_info import WorkerInfo, answer_threads, show
-from lit_loader.core.executors.executor import Executor, Outcome, Task, Workers, failure
+from lit_loader.core.executors.executor import MOST_WORKERS, Executor, Outcome, Task, failure
 from lit_loader.core.executors.worker_pool import StallWatch
 from lit_loader.core.seeding.held_generators import Found, find_generators
 from lit_loader.core.seeding.seeds import UNTOLD
@@ -68,15 +69,7 @@ _GRACE: Final = 0.5
 _LONGEST_LOOK: Final = 0.25
 """Seconds from one look for hangs and stalls to the next at most; see `StallWatch`."""
 
-_ROWS: Final = 1024
-"""Threads that can be started: rows of the status board."""
-
 _LOSS: Final = "readers that shuffle by it lose samples and repeat others"
-
-# Torch has had it from 2.13 on.
-_METHOD: Final[dict[str, Any]] = (
-    {"worker_method": "thread"} if hasattr(torch, "thread_safe_generator") else {}
-)
 
 _running: Final[weakref.WeakSet[ThreadExecutor]] = weakref.WeakSet()
 
@@ -84,14 +77,17 @@ _running: Final[weakref.WeakSet[ThreadExecutor]] = weakref.WeakSet()
 class ThreadExecutor(Executor):
     """The threads of a loader, for the pass ``made``."""
 
+    processes: tuple[Any, ...] = ()
+    memory = 0, 0  # which processes would share
+
     def __init__(self, core: Any, made: Any) -> None:
         answer_threads()
         collate_privately()
         loader = core.loader
-        self.count: int = loader.num_workers or 1
+        self.num_workers: int = loader.num_workers or 1
         self._depth: int = max(1, core.depth)
         spec: BatchSpec = core.spec(made)
-        if core.iterable and spec.shards is None and self.count > 1:
+        if core.iterable and spec.shards is None and self.num_workers > 1:
             _check_stream(spec.dataset)
         found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn).generators
         shared = frozenset(id(generator) for _, generator in found)
@@ -99,18 +95,24 @@ class ThreadExecutor(Executor):
         self.seed = made.seeds.seed >> 1
         self.readers = core.readers
         self.lanes = [_Lane() for _ in range(self.readers)]
-        self._queues: dict[int, queue.SimpleQueue[Any]] = {}
-        self._done: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()  # but those of readers
+        self.done: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         self._threads: dict[int, _Worker] = {}
         self._lock = threading.Lock()  # of the number of threads
         self.beginning, self.has_begun = threading.Lock(), False  # the pass, in the dataset
-        self.processes: list[Any] = []
-        self.memory = 0, 0  # which processes would share
         self._pid, self.is_closed, self._is_stopping = os.getpid(), False, False
-        self._made_board(made)
+        # The status board and the page for viewers, as worker processes have them.
+        nbytes = round_up(board_bytes(max(MOST_WORKERS, self.num_workers)) + PAGE_BYTES)
+        self._file: HeldFile | None = HeldFile(nameless_file("lit_loader")[0])
+        os.ftruncate(self._file.fd, nbytes)
+        memory = memoryview(map_part(self._file.fd, 0, nbytes))
+        self.board = StatusBoard(memory)
+        self.board.workers = self.num_workers
+        self.page: ViewerPage = ViewerPage(memory)
+        self.page.begin_epoch(made.epoch, made.position.now().delivered)
+        self.page.rest()  # the training loop does not wait yet
         harm = [_LOSS] if self.readers > 1 else []
         self.shared_draws = SharedDraws(found, partial(_quiet_since, self.page), *harm)
-        self.notes: list[str] = []  # what the user is to be warned of
         self._waits = core.log.waits
         self._timeout, stall = loader.timeout, loader.stall_warning
         self._watch = StallWatch(stall or 0, core.seams.stall, _LONGEST_LOOK)
@@ -118,33 +120,21 @@ class ThreadExecutor(Executor):
         self._looks = [min(each / 4, _LONGEST_LOOK) for each in (self._timeout, stall) if each]
         _running.add(self)
 
-    def _made_board(self, made: Any) -> None:
-        """Make the status board and the page, as worker processes have them, for viewers."""
-        nbytes = round_up(board_bytes(max(_ROWS, self.count)) + PAGE_BYTES)
-        self._file: HeldFile | None = HeldFile(nameless_file("lit_loader")[0])
-        os.ftruncate(self._file.fd, nbytes)
-        memory = memoryview(map_part(self._file.fd, 0, nbytes))
-        self.board = StatusBoard(memory)
-        self.board.workers = self.count
-        self.page: ViewerPage = ViewerPage(memory)
-        self.page.begin_epoch(made.epoch, made.position.now().delivered)
-        self.page.rest()  # the training loop does not wait yet
-
     # --- batches ---
 
     def submit(self, task: Task) -> None:
         """Put the task where its thread takes it."""
         self._start()
         if not self.readers:
-            self.queue_of(0).put(task)
+            self._tasks.put(task)
             return
         reader = (task.number & POSITION) % self.readers
         self.lanes[reader].tasks.append(task)
-        self.queue_of(reader % self.count).put(reader)
+        self._threads[reader % min(self.num_workers, len(self._threads))].tasks.put(reader)
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
         """Wait for an outcome; a WorkerTimeoutError if a thread hangs."""
-        began = time.monotonic()
+        until = math.inf if timeout is None else time.monotonic() + timeout
         self._watch.begin()
         while not self._is_stopping:
             self._start()  # those that a `resize` has added
@@ -152,15 +142,13 @@ class ThreadExecutor(Executor):
             self._watch.look(workers, 0)
             self._look_for_a_hang(workers, self._watch.seconds)
             left = self._waits.left()
-            pauses = [left, *self._looks]
-            if timeout is not None:
-                pauses.append(max(0.0, began + timeout - time.monotonic()))
+            pause = min(left, *self._looks, max(0.0, until - time.monotonic()))
             try:
-                outcome = self._done.get(timeout=min(pauses))
+                outcome = self.done.get(timeout=pause)
             except queue.Empty:
-                if timeout is not None and time.monotonic() >= began + timeout:
+                if time.monotonic() >= until:
                     return None
-                if min(pauses) == left and self.spec.read_threads < 2:
+                if pause == left and self.spec.read_threads < 2:
                     reading = [each for each in workers if each.row.stage == Stage.FETCHING]
                     self._waits.look([each.thread.native_id or 0 for each in reading], threads=True)
             else:
@@ -168,34 +156,22 @@ class ThreadExecutor(Executor):
                     return outcome
         return None
 
-    def finish(self, outcome: Outcome) -> None:
-        """Queue an outcome for `receive`; called by the thread that has made it."""
-        if self.notes and outcome.error is None and not outcome.ended:
-            notes, self.notes = self.notes, []
-            report = outcome.made or BatchWithReport(None, None, None)
-            outcome.made = report._replace(notes=(*report.notes, *notes))
-        outcome.timings.arrived = time.monotonic_ns()
-        self._done.put(outcome)
-
     def room(self, outstanding: int) -> int:
         """Return how many more tasks may be outstanding."""
         return self._depth - outstanding
 
     # --- threads ---
 
-    def queue_of(self, number: int) -> queue.SimpleQueue[Any]:
-        """Return what a thread takes its work from."""
-        return self._queues.setdefault(number if self.readers else 0, queue.SimpleQueue())
-
     def _start(self) -> None:
         """Start the threads that are missing."""
-        if len(self._threads) >= self.count:
+        if len(self._threads) >= self.num_workers:
             return
         with self._lock:
-            for number in range(self.count):
-                if number not in self._threads and len(self._threads) < self.count:
+            for number in range(self.num_workers):
+                if number not in self._threads and len(self._threads) < self.num_workers:
                     self.board.launched(number, self._pid)
-                    worker = _Worker(self, number)
+                    tasks = queue.SimpleQueue() if self.readers else self._tasks
+                    worker = _Worker(self, number, tasks)
                     worker.thread.start()
                     self._threads[number] = worker
 
@@ -203,11 +179,11 @@ class ThreadExecutor(Executor):
         """Change the number of threads; from any thread."""
         with self._lock:
             self._depth, self.board.workers = depth, num_workers
-            surplus, self.count = len(self._threads) - num_workers, num_workers
+            surplus, self.num_workers = len(self._threads) - num_workers, num_workers
             # Threads of a stream stay: tasks of their readers may wait in their queues.
             for _ in range(0 if self.readers else surplus):
-                self.queue_of(0).put(None)
-        self._done.put(None)  # whoever waits starts those that are missing
+                self._tasks.put(None)
+        self.done.put(None)  # whoever waits starts those that are missing
 
     def leave(self, worker: _Worker) -> None:
         """Note that a thread has ended."""
@@ -218,7 +194,7 @@ class ThreadExecutor(Executor):
     def wake(self) -> None:
         """Stop a `receive` in another thread."""
         self._is_stopping = True
-        self._done.put(None)
+        self.done.put(None)
 
     def close(self, keep_workers: bool = False) -> None:
         """End the threads; one that is at a sample ends after it."""
@@ -229,7 +205,7 @@ class ThreadExecutor(Executor):
         self.board.token = -1  # they leave their batch at the next sample
         workers = [*self._threads.values()]
         for worker in workers:
-            self.queue_of(worker.number).put(None)
+            worker.tasks.put(None)
         await_threads([worker.thread for worker in workers], _GRACE)
         self.page.close()
         self._file = None
@@ -252,24 +228,19 @@ class ThreadExecutor(Executor):
                 )
 
     @property
-    def workers(self) -> Workers:  # type: ignore[override]
-        """The threads."""
+    def workers(self) -> Any:  # type: ignore[override]
+        """The threads; no attribute, which would refer to itself and be freed late."""
         return self
 
     @property
-    def num_workers(self) -> int:
-        """How many threads there are to be."""
-        return self.count
-
-    @property
     def settled(self) -> bool:
-        """Whether these have begun."""
-        return len(self._threads) >= self.count
+        """Whether all threads have begun."""
+        return len(self._threads) >= self.num_workers
 
     @property
     def unread(self) -> int:
         """Outcomes that were not received yet, about."""
-        return self._done.qsize()
+        return self.done.qsize()
 
 
 def _quiet_since(page: ViewerPage) -> int:
@@ -306,8 +277,10 @@ class _Lane:
 
 
 class _Worker:
-    def __init__(self, executor: ThreadExecutor, number: int) -> None:
-        self.number, self._executor = number, executor
+    def __init__(
+        self, executor: ThreadExecutor, number: int, tasks: queue.SimpleQueue[Any]
+    ) -> None:
+        self.number, self.tasks, self._executor = number, tasks, executor
         self._lane, self._initialised = _Lane(), False
         self._indices: Any = None  # of its batch, for messages
         self._progress = Progress(executor.board.words, (number + 1) * ROW_WORDS)
@@ -332,21 +305,21 @@ class _Worker:
         return "".join(traceback.format_list(own)).rstrip() or "(it has ended)"
 
     def _run(self) -> None:
-        executor, tasks = self._executor, self._executor.queue_of(self.number)
+        executor, me = self._executor, threading.get_ident()
         self._clock = ProcessorClock(thread=True)
         self._progress.idle()
         with executor.spec.modes.held():
-            while (item := tasks.get()) is not None and not executor.is_closed:
+            while (item := self.tasks.get()) is not None and not executor.is_closed:
                 lane = executor.lanes[item] if executor.readers else self._lane
                 with lane.lock:
-                    lane.thread = threading.get_ident()
-                    task = lane.tasks.popleft() if executor.readers else item
-                    outcome = self._make(lane, task)
+                    lane.thread = me
+                    outcome = self._make(lane, lane.tasks.popleft() if executor.readers else item)
                 if outcome is not None:
-                    executor.finish(outcome)
-                del item, task, outcome
+                    outcome.timings.arrived = time.monotonic_ns()
+                    executor.done.put(outcome)
+                del item, outcome
         for lane in (self._lane, *executor.lanes):
-            if lane.thread == threading.get_ident() and lane.builder is not None:
+            if lane.thread == me and lane.builder is not None:
                 # A stream is closed in the thread that has read it.
                 lane.builder.begin_epoch() if executor.readers else lane.builder.end()
         self._clock.close()
@@ -360,7 +333,7 @@ class _Worker:
         read_apart(lane.reading)
         batch: Any = None
         try:
-            builder = lane.builder or self._begin(lane, task)
+            builder = lane.builder or self._begin(lane, number)
             progress.begin(number)
             batch = builder.take(indices, progress) if builder.reads_table else None
             if batch is None:
@@ -372,8 +345,7 @@ class _Worker:
         except BaseException as error:
             place = "in worker_init_fn"
             if (builder := lane.builder) is not None:
-                whose = builder.whose(number) if self._executor.readers else indices
-                place = describe_batch(number, whose, progress)
+                place = describe_batch(number, builder.whose(number) or indices, progress)
             if not isinstance(error, Exception):  # the program is neither to end nor interrupted
                 error, error.__cause__ = WorkerError(f"{type(error).__name__}: {error}"), error
             outcome.error = failure(error, f"in worker {self.number} (a thread), {place}")
@@ -390,33 +362,37 @@ class _Worker:
 
     def _load(self, lane: _Lane, indices: Any, number: int, task: Task) -> Any:
         """Build a batch by the user's code, and notice what it draws from."""
-        executor, draws = self._executor, self._executor.shared_draws
+        executor, draws, seeds = self._executor, self._executor.shared_draws, task.seeds
         builder = lane.builder
         if not executor.readers:
             with executor.beginning:
                 if not executor.has_begun:  # the dataset's set_epoch is called once
                     lane.reading.epoch, lane.reading.maker = task.epoch, builder
-                    builder.begin(task.seeds, task.epoch, self._progress)
+                    builder.begin(seeds, task.epoch, self._progress)
                     executor.has_begun = True
-        seeds = task.seeds if executor.readers else task.seeds._replace(dataset_epoch=UNTOLD)
+            seeds = seeds._replace(dataset_epoch=UNTOLD)
         before = draws.look()
         batch = builder.load(indices, number, task.epoch, seeds, self._progress)
-        if (report := draws.report(before)) is not None:
-            executor.notes.append(report)
-        return batch
+        report = draws.report(before)
+        if report is None:
+            return batch
+        made = batch if type(batch) is BatchWithReport else builder.with_report(batch)
+        return made._replace(notes=(*made.notes, report))
 
-    def _begin(self, lane: _Lane, task: Task) -> Any:
+    def _begin(self, lane: _Lane, number: int) -> Any:
         """Make what builds the batches of a lane; before the thread's first one, initialise it."""
         executor, spec = self._executor, self._executor.spec
         executor.board.enter(self.number, Stage.INITIALISING, -1)
         kind = WorkerInfo if spec.shards is None else spec.streams.process_info
-        ids: dict[str, Any] = {"id": self.number, "num_workers": executor.count}
-        show(kind(**ids, seed=executor.seed + self.number, dataset=spec.dataset, **_METHOD))
+        ids: dict[str, Any] = {"id": self.number, "num_workers": executor.num_workers}
+        ids["worker_method"] = "thread"  # as torch's threads say
+        show(kind(**ids, seed=executor.seed + self.number, dataset=spec.dataset))
         if spec.worker_init_fn is not None and not self._initialised:
             spec.worker_init_fn(self.number)
         self._initialised = True
-        reader = (task.number & POSITION) % executor.readers if executor.readers else self.number
-        builder = builder_of(spec, reader, executor.readers or executor.count, Found())
+        place, count = self.number, executor.num_workers
+        if executor.readers:
+            place, count = number % executor.readers, executor.readers
+        lane.builder = builder = builder_of(spec, place, count, Found())
         builder.seed_globals = lane.reading.generator.manual_seed
-        lane.builder = builder
         return builder

@@ -2,54 +2,42 @@
 
 import textwrap
 import warnings
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
 from tests.support.programs import default_environment, start_program
-
-LENGTH = 24
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        index, count = lit_loader.get_shard()
-        yield from range(index, LENGTH, count)
-
-
-def ids(loader: Any) -> list[int]:
-    return sorted(int(i) for batch in loader for i in batch)
+from tests.support.samples import Counting, ints
 
 
 @pytest.mark.parametrize("loader_class", [TorchLoader, DataLoader])
 @pytest.mark.parametrize("workers", [0, 3])
 def test_each_sample_comes_once(loader_class: Any, workers: int) -> None:
-    loader = loader_class(Stream(), batch_size=2, num_workers=workers)
-    assert ids(loader) == list(range(LENGTH))
+    loader = loader_class(Counting(24), batch_size=2, num_workers=workers)
+    assert sorted(ints(loader)) == list(range(24))
 
 
 def test_each_sample_of_a_mixture_comes_once() -> None:
     def loader(loader_class: Any) -> Any:
         mixture = MixtureStream(
-            {"one": Stream()}, stopping_strategy="all_exhausted_without_replacement", seed=1
+            {"one": Counting(24)}, stopping_strategy="all_exhausted_without_replacement", seed=1
         )
         return loader_class(mixture, batch_size=2, num_workers=3)
 
-    assert ids(loader(TorchLoader)) == ids(loader(DataLoader)) == list(range(LENGTH))
+    for loader_class in (TorchLoader, DataLoader):
+        assert sorted(ints(loader(loader_class))) == list(range(24))
 
 
 RANKS = """
     import sys
     import torch.distributed
     from torch.utils.data import DataLoader
-    from tests.streams.test_get_shard import Stream, ids
+    from tests.support.samples import Counting, ints
 
     if __name__ == "__main__":
         rank, file, method = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -59,7 +47,7 @@ RANKS = """
         for workers in (0, 2):
             options = {"multiprocessing_context": method} if workers else {}
             seen = [None, None]
-            mine = ids(DataLoader(Stream(), batch_size=2, num_workers=workers, **options))
+            mine = ints(DataLoader(Counting(24), batch_size=2, num_workers=workers, **options))
             torch.distributed.all_gather_object(seen, mine)
             assert len(mine) == 12 and sorted(sum(seen, [])) == list(range(24)), seen
         torch.distributed.destroy_process_group()
@@ -92,18 +80,18 @@ def test_a_merged_state_without_num_shards_names_it() -> None:
     states = []
     for rank in range(2):
         options: dict[str, Any] = {"num_shards": 4, "num_replicas": 2, "rank": rank, "seed": 1}
-        loader = DataLoader(Stream(), batch_size=2, uneven_ranks="keep", **options)
+        loader = DataLoader(Counting(24), batch_size=2, uneven_ranks="keep", **options)
         next(iter(loader))
         states.append(loader.state_dict())
     merged = lit_loader.merge_states(states)
     with pytest.raises(lit_loader.StateError, match="num_shards"):
-        DataLoader(Stream(), batch_size=2).load_state_dict(merged)
+        DataLoader(Counting(24), batch_size=2).load_state_dict(merged)
 
 
 def test_workers_without_a_reader_are_told_of() -> None:
     def begin(**options: Any) -> None:
         settings = {"num_replicas": 2, "rank": 0, "uneven_ranks": "keep", "num_workers": 2}
-        with DataLoader(Stream(), **{**settings, **options}) as loader:
+        with DataLoader(Counting(24), **{**settings, **options}) as loader:
             iter(loader)
 
     with pytest.warns(UserWarning, match="num_shards=2 keeps 1 of the 2 workers busy.*idle"):

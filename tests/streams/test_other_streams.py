@@ -7,65 +7,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import IterableDataset
 
-import lit_loader
 from lit_loader import DataLoader, MixtureStream
 from tests.support.exact import loaded
 from tests.support.samples import share
 from tests.support.tools import lists
 
 
-class Rows:
-    """Numbers, and how many of them were read."""
-
-    def __init__(self, length: int) -> None:
-        self.length, self.read = length, 0
-
-    def __iter__(self) -> Iterator[int]:
-        shard, count = lit_loader.get_shard()
-        while self.read * count + shard < self.length:
-            self.read += 1
-            yield (self.read - 1) * count + shard
+def shuffled(length: int) -> Any:
+    """A Hugging Face stream whose state says how much it has read: more than what it has given."""
+    rows = pytest.importorskip("datasets").Dataset.from_dict({"x": [*range(length)]})
+    return rows.to_iterable_dataset(num_shards=4).shuffle(seed=4, buffer_size=8)
 
 
-class BufferShuffledExamplesIterable:
-    """Draws out of a buffer, by a generator that it keeps."""
-
-    def __init__(self, rows: Any, size: int) -> None:
-        self.ex_iterable, self.size, self.generator = rows, size, random.Random(3)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = random.Random()
-        generator.setstate(self.generator.getstate())
-        rows = iter(self.ex_iterable)
-        buffer = [*itertools.islice(rows, self.size)]
-        while buffer:
-            place = generator.randrange(len(buffer))
-            yield buffer[place]
-            buffer[place : place + 1] = itertools.islice(rows, 1)
-
-
-class Concatenated:
-    def __init__(self, *parts: Any) -> None:
-        self.ex_iterables = list(parts)
-
-
-class Streaming(IterableDataset[int]):
-    """Says how much it has read, which is more than what it has given."""
-
-    def __init__(self, length: int, buffer: bool = True) -> None:
-        self.rows = Rows(length)
-        self._ex_iterable = BufferShuffledExamplesIterable(self.rows, 8) if buffer else self.rows
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ex_iterable)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"read": self.rows.read}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.rows.read = state["read"]
+def numbers(samples: list[dict[str, int]]) -> torch.Tensor:
+    return torch.tensor([sample["x"] for sample in samples])
 
 
 def stopped(make: Callable[[], DataLoader[Any]], stop: int) -> tuple[Any, Any, Any]:
@@ -77,7 +35,8 @@ def stopped(make: Callable[[], DataLoader[Any]], stop: int) -> tuple[Any, Any, A
 @pytest.mark.parametrize("workers", [0, 2])
 def test_nothing_is_lost(workers: int) -> None:
     def loader() -> DataLoader[Any]:
-        return DataLoader(Streaming(80), 3, num_workers=workers, num_shards=4, seed=1)
+        options: dict[str, Any] = {"num_workers": workers, "num_shards": 4, "seed": 1}
+        return DataLoader(shuffled(80), 3, collate_fn=numbers, **options)
 
     expected, found, state = stopped(loader, 9)
     assert sorted(itertools.chain(*expected)) == [*range(80)] != [*itertools.chain(*expected)]
@@ -103,11 +62,6 @@ class Holding(IterableDataset[int]):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_epoch_is_set_in_one_worker(persistent: bool) -> None:
     """Hugging Face's would be that of all forked workers, and each would add to it."""
-    datasets = pytest.importorskip("datasets")
-
-    def stream() -> Any:
-        rows = datasets.Dataset.from_dict({"x": [*range(24)]})
-        return rows.to_iterable_dataset(num_shards=4).shuffle(seed=4, buffer_size=5)
 
     def epochs(stream: Any) -> list[Any]:
         options: Any = {"persistent_workers": persistent, "multiprocessing_context": "fork"}
@@ -118,9 +72,9 @@ def test_an_epoch_is_set_in_one_worker(persistent: bool) -> None:
                 found.append([*one])
             return found
 
-    here = stream()
+    here = shuffled(24)
     found = epochs(here)
-    assert found == epochs(stream())
+    assert found == epochs(shuffled(24))
     assert [sorted(each) for each in found] == [[*range(24)]] * 3
     assert found[0] != found[1] != found[2]
     assert here.epoch == 2  # and not what workers have added to it
@@ -130,11 +84,11 @@ def test_an_epoch_is_set_in_one_worker(persistent: bool) -> None:
 def test_a_source_of_a_mixture() -> None:
     def loader() -> DataLoader[Any]:
         mixture = MixtureStream(
-            [Streaming(60), Streaming(30)],
+            [shuffled(60), shuffled(30)],
             stopping_strategy="all_exhausted_without_replacement",
             seed=2,
         )
-        return DataLoader(mixture, 3, num_shards=2, seed=1)
+        return DataLoader(mixture, 3, num_shards=2, seed=1, collate_fn=numbers)
 
     for stop in (1, 4, 11):
         expected, found, state = stopped(loader, stop)

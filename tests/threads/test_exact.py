@@ -1,20 +1,26 @@
-"""Threads, as workers and as ``read_threads``, yield the bytes of one read after another."""
+"""Threads, as workers and as ``read_threads``, yield the bytes of one read after another.
 
+Streams read by worker threads yield the bytes of processes; or there is a reason why not.
+"""
+
+import contextlib
 import random
+import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, get_worker_info
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader, ExactnessWarning
-from tests.support.samples import Call, OfLength
+from tests.support.datasets import Shuffled
+from tests.support.samples import Call, OfLength, share
 
 THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
 READS: dict[str, Any] = {"read_threads": 5}
@@ -57,12 +63,10 @@ class Asking(Drawing):
         return [*super().__getitem__(index), *drawn, torch.rand((), generator=own.torch_generator)]
 
 
-class Transforming(Drawing):
+def transformed(index: int) -> list[float]:
     """Draws as transforms of torchvision do. ``read_threads`` cannot have that exact."""
-
-    def __getitem__(self, index: int) -> list[float]:
-        generator = torch.thread_safe_generator()  # type: ignore[attr-defined]
-        return [index, torch.rand((), generator=generator).item()]
+    generator = torch.thread_safe_generator()  # type: ignore[attr-defined]
+    return [index, torch.rand((), generator=generator).item()]
 
 
 class AllAtOnce(Drawing):
@@ -116,7 +120,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "by sample": (Drawing, {"seeding": "sample"}),
     "asking": (Asking, {}),
     "asking, by sample": (Asking, {"seeding": "sample"}),
-    "transforms": (Transforming, {}),
+    "transforms": (lambda: Call(transformed, 37), {}),
     "collate_fn": (Drawing, {"collate_fn": noisy}),
     "single": (lambda: Drawing(12), {"batch_size": None}),
     "wrapped": (lambda: ConcatDataset([Subset(Drawing(), range(4, 30)), Drawing(5)]), {}),
@@ -266,3 +270,76 @@ def test_what_the_program_draws_after_an_exception_is_not_reported() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert next(batches).tolist() == [1.0]
+
+
+# --- streams ---
+
+
+class Lines(IterableDataset[Any]):
+    """Reads its share of some numbers from a cursor, which belongs to the thread that opened it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        mine = share(lit_loader.get_rng("order").permutation(40)).tolist()
+        with contextlib.closing(sqlite3.connect(":memory:")) as base:
+            rows = base.execute(f"values {', '.join(f'({n})' for n in mine)}")
+            for (number,) in rows:
+                yield [number, lit_loader.get_rng().random(), torch.initial_seed() % 2**31]
+
+
+class Placed(Lines):
+    """Knows its place, and shuffles by a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng, self.place = np.random.default_rng(3), 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in share(self.rng.permutation(40))[self.place :].tolist():
+            self.place += 1
+            yield [number, lit_loader.get_rng().random()]
+        self.place = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "rng": self.rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place, self.rng.bit_generator.state = state["place"], state["rng"]
+
+
+@pytest.mark.filterwarnings("ignore:lit_loader. Lines has no state_dict")
+@pytest.mark.parametrize("options", [{}, {"num_shards": 4}, {"num_shards": 4, "batch_size": None}])
+@pytest.mark.parametrize("kind", [Lines, Placed])
+def test_a_stream_s_batches_are_those_of_processes(kind: Any, options: dict[str, Any]) -> None:
+    def loader(**more: Any) -> DataLoader[Any]:
+        return DataLoader(kind(), **{"batch_size": 3, "seed": 5, **options, **more})
+
+    if kind is Placed and not options:
+        with pytest.raises(lit_loader.OptionError, match=r"Placed keeps its place.*num_shards"):
+            next(iter(loader(**THREADS)))
+        return
+    with loader(**KINDS["processes"]) as processes:
+        whole = [plain(processes) for _ in range(2)]
+    with loader(**THREADS) as threads:
+        assert [plain(threads) for _ in range(2)] == whole
+    if options:
+        assert plain(loader(**THREADS | {"num_workers": 3})) == whole[0]
+    for first, second in ((THREADS, KINDS["processes"]), (KINDS["processes"], THREADS)):
+        with loader(**first) as begun, loader(**second) as resumed:
+            batches = iter(begun)
+            given = [next(batches) for _ in range(5)]
+            resumed.load_state_dict(begun.state_dict())
+            assert plain(given) + plain(resumed) == whole[0]
+
+
+def test_readers_move_when_the_number_of_threads_changes() -> None:
+    loader = DataLoader(Placed(), 3, seed=5, num_shards=4, **THREADS)
+    found = []
+    for number, batch in enumerate(loader):
+        found += plain([batch])
+        loader.resize((3, 1, 4, 2)[number % 4])
+    assert found == plain(DataLoader(Placed(), 3, seed=5, num_shards=4))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_shards": 4}])
+def test_a_stream_that_shuffles_by_a_shared_generator_is_reported(options: Any) -> None:
+    with pytest.warns(lit_loader.ExactnessWarning, match=r"random.*lose samples.*LL418"):
+        list(DataLoader(Shuffled(random), 3, **options, **THREADS))

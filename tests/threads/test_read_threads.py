@@ -116,18 +116,6 @@ def test_the_first_error_of_the_batch_is_raised_with_its_index(workers: dict[str
     assert next(batches).tolist() == [8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
-def test_a_sample_may_raise_anything(raised: Any) -> None:
-    def sample(index: int) -> int:
-        raise raised(3)
-
-    loader = DataLoader(Call(sample), 4, read_threads=4, num_workers=1)
-    with loader, pytest.raises(lit_loader.WorkerError, match=raised.__name__):
-        list(loader)
-    with pytest.raises(raised):
-        list(DataLoader(Call(sample), 4, read_threads=4))
-
-
 def test_more_bad_samples_than_are_allowed(workers: dict[str, Any]) -> None:
     options: dict[str, Any] = {"on_sample_error": "skip", "max_sample_errors": 1, **workers}
     with DataLoader(Drawing(), 8, read_threads=4, **options) as loader:

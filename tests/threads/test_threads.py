@@ -18,7 +18,7 @@ from lit_loader import DataLoader
 from lit_loader.core.transport import viewer_page
 from lit_loader.top.look import Viewer
 from tests.support.programs import start_program
-from tests.support.samples import Call, OfLength, Rows, until
+from tests.support.samples import Call, Rows, until
 
 THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
 FOURS = [[n, n + 1, n + 2, n + 3] for n in range(0, 16, 4)]
@@ -61,15 +61,6 @@ def test_threads_share_the_dataset_and_its_samples() -> None:
     assert [each for (each,) in loader] == kept
 
 
-class Asking(OfLength):
-    def __getitem__(self, index: int) -> list[int]:
-        info: Any = get_worker_info()
-        assert info.id == int(threading.current_thread().name.rpartition(" ")[2])
-        assert info.dataset is self
-        assert getattr(info, "worker_method", "thread") == "thread"
-        return [index, info.num_workers, torch.is_grad_enabled()]
-
-
 def test_each_thread_has_its_worker_info_and_the_program_s_grad_mode() -> None:
     called, both = list[int](), threading.Barrier(2)
 
@@ -79,8 +70,16 @@ def test_each_thread_has_its_worker_info_and_the_program_s_grad_mode() -> None:
         called.append(worker)
         both.wait(60)  # else one might build all batches
 
+    def sample(index: int) -> list[int]:
+        info: Any = get_worker_info()
+        assert info.id == int(threading.current_thread().name.rpartition(" ")[2])
+        assert info.dataset is data
+        assert getattr(info, "worker_method", "thread") == "thread"
+        return [index, info.num_workers, torch.is_grad_enabled()]
+
+    data = Call(sample)
     with torch.no_grad():
-        for batch in DataLoader(Asking(), batch_size=2, worker_init_fn=initialise, **THREADS):
+        for batch in DataLoader(data, batch_size=2, worker_init_fn=initialise, **THREADS):
             assert [each.tolist() for each in batch[1:]] == [[2, 2], [False, False]]
     assert sorted(called) == [0, 1]
     assert get_worker_info() is None
@@ -130,12 +129,18 @@ def test_an_exception_of_worker_init_fn_is_that_of_each_batch() -> None:
 
 
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
-def test_a_sample_neither_ends_nor_interrupts_the_program(raised: Any) -> None:
+@pytest.mark.parametrize("options", [THREADS, {"num_workers": 1, "read_threads": 4}])
+def test_a_sample_neither_ends_nor_interrupts_the_program(raised: Any, options: Any) -> None:
     def leave(index: int) -> int:
         raise raised(3)
 
-    with pytest.raises(lit_loader.WorkerError, match=f"{raised.__name__}: 3"):
-        list(DataLoader(Call(leave), batch_size=4, **THREADS))
+    with (
+        DataLoader(Call(leave), batch_size=4, **options) as loader,
+        pytest.raises(lit_loader.WorkerError, match=f"{raised.__name__}: 3"),
+    ):
+        list(loader)
+    with pytest.raises(raised):
+        list(DataLoader(Call(leave), 4, read_threads=4))  # in the program's own thread
 
 
 def test_a_thread_that_hangs_is_reported_with_its_stack(data: Gate) -> None:
@@ -152,20 +157,6 @@ def test_a_thread_that_hangs_in_worker_init_fn_is_reported(data: Gate) -> None:
     loader = DataLoader(Rows(), worker_init_fn=lambda _: data[5], timeout=0.3, **THREADS)
     with pytest.raises(lit_loader.WorkerTimeoutError, match=r"(?s)worker_init_fn.*gate\.wait"):
         list(loader)  # whichever thread hangs, and whichever batch it was to build
-
-
-def test_a_stall_is_reported_with_stacks(data: Gate) -> None:
-    def open_it(message: Any, *_: Any, **__: Any) -> None:
-        told.append(str(message))
-        data.gate.set()
-
-    told: list[str] = []
-    loader = DataLoader(data, batch_size=4, stall_warning=0.2, **THREADS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("warnings.warn", open_it)
-        assert [batch.tolist() for batch in loader] == FOURS
-    assert "fetching index 5 (sample 1 of batch 1, indices [4, 5, 6, 7])" in told[0]
-    assert "self.gate.wait()" in told[0]
 
 
 # --- ends ---
@@ -276,32 +267,23 @@ def test_an_exception_of_a_signal_handler_loses_nothing(options: dict[str, Any])
 
 PROGRAM = """
 import signal, sys, threading
-from torch.utils.data import Dataset
 from lit_loader import DataLoader
+from tests.support.samples import Call
 
 reached = threading.Event()
 
 
-def make():  # a local class: nothing of it can be pickled
-    class Slow(Dataset):
-        lock = threading.Lock()
-
-        def __len__(self):
-            return 100
-
-        def __getitem__(self, index):
-            if index == 7:
-                print("at 7", flush=True)
-                reached.set()
-                threading.Event().wait()
-            return index
-
-    return Slow()
+def sample(index):
+    if index == 7:
+        print("at 7", flush=True)
+        reached.set()
+        threading.Event().wait()
+    return index
 
 
 if sys.argv[1] == "handled":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-for number, batch in enumerate(DataLoader(make(), 4, num_workers=2, worker_method="thread")):
+for batch in DataLoader(Call(sample, 100), 4, num_workers=2, worker_method="thread"):
     if sys.argv[1] == "exits":
         reached.wait()
         sys.exit(3)

@@ -326,7 +326,7 @@ def builder_of(
     A `BatchBuilder`, or what an iterable dataset has in its place (`streams/readers.py`).
     """
     if spec.streams is not None:
-        return spec.streams.builder(spec, worker, num_workers, found)
+        return spec.streams(spec, worker, num_workers, found)
     return BatchBuilder(spec, worker, num_workers, found)
 
 

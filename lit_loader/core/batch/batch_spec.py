@@ -113,7 +113,7 @@ class BatchSpec:
     # Add-ons, each None without. What copes with samples that cannot be read (`BadSamples`):
     tolerance: Any = None
     table_of: Any = None  # what finds the table that a dataset is, if it is one
-    streams: Any = None  # what makes batches of an iterable dataset (`StreamMaker`)
+    streams: Any = None  # what makes batches of an iterable dataset (`Readers`)
 
     @property
     def default_collation(self) -> bool:

@@ -8,7 +8,7 @@
   in the batch, so `get_rng` returns what it returns without threads.
 - Jobs are begun in the order of the batch. If several samples raise, the first one in the batch
   counts, as without threads.
-- A batch that is no longer wanted is left when the samples that were begun have been read.
+- A batch that is no longer wanted is left at once; samples that were begun are read to their end.
 - The threads start with the first batch. They end when the pool is dropped, or with the process. A
   forked copy starts new ones.
 """
@@ -19,6 +19,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ _GRACE: Final = 0.5
 _Read = Callable[[Any, Any], Any]
 
 
+@dataclass(eq=False, slots=True)
 class Sample:
     """What one sample is read with, in the thread that reads it; and what came of that.
 
@@ -44,22 +46,17 @@ class Sample:
     takes what the user is to be warned of, and ``beat`` notes that there is progress.
     """
 
+    place: int
+    rng: BatchRng
+    seed: int
+    note: Callable[[str], None]
+    beat: Callable[[], None]
+    is_wanted: bool = True
+    is_done: bool = False
     value: Any = None
     error: BaseException | None = None
-    is_done = False
-    tokens = nanoseconds = 0
-
-    def __init__(
-        self,
-        place: int,
-        rng: BatchRng,
-        seed: int,
-        note: Callable[[str], None],
-        beat: Callable[[], None],
-    ) -> None:
-        self.place, self.rng, self.seed, self.note, self._beat = place, rng, seed, note, beat
-        self.is_wanted = True
-        rng.step = self
+    tokens: int = 0
+    nanoseconds: int = 0
 
     def step(self, place: int) -> None:
         """Note that another attempt at this sample comes next.
@@ -69,7 +66,7 @@ class Sample:
         """
         if not self.is_wanted:
             raise Cancelled
-        self._beat()
+        self.beat()
 
 
 class ReadPool:
@@ -105,8 +102,7 @@ class ReadPool:
             with lent_to_others():  # a sample may iterate a loader
                 _await(samples, answers, progress)
         finally:
-            for sample in samples:  # if this is an exception, of a signal handler, say
-                sample.is_wanted = False
+            _give_up(samples, 0)  # if the batch is no longer wanted, or a signal handler raised
         if draws is not None and (report := draws.report(before)) is not None:
             context.maker.note(report)
         context.tokens += sum(sample.tokens for sample in samples)
@@ -128,7 +124,6 @@ class ReadPool:
 
 def _await(samples: Sequence[Sample], answers: SimpleQueue[Sample], progress: Progress) -> None:
     """Wait until all samples are done; report the first one that is not as being read."""
-    cancelled: Cancelled | None = None
     first, last = 0, len(samples) - 1
     for _ in samples:
         done = answers.get()
@@ -137,13 +132,7 @@ def _await(samples: Sequence[Sample], answers: SimpleQueue[Sample], progress: Pr
             _give_up(samples, done.place)
         while first < last and samples[first].is_done:
             first += 1
-        try:
-            progress.step(samples[first].place)
-        except Cancelled as error:
-            cancelled = error
-            _give_up(samples, 0)
-    if cancelled is not None:
-        raise cancelled
+        progress.step(samples[first].place)
     slowest = max(samples, key=lambda sample: sample.nanoseconds)
     progress.slowest, progress.slowest_at = slowest.nanoseconds, slowest.place
     for sample in samples:
@@ -178,6 +167,7 @@ def _read(
     """Read one sample, and answer."""
     own.epoch, own.shard, own.info = context.epoch, context.shard, context.info
     own.of_thread, own.maker, own.tokens = context.of_thread, sample, 0
+    sample.rng.step = sample
     began = time.monotonic_ns()
     try:
         if sample.is_wanted:
