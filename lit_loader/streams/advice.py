@@ -15,8 +15,9 @@ from lit_loader.context import WORKERS
 from lit_loader.core.sampling.batch_plan import distributed_sampler_of
 from lit_loader.core.state.position import Shards
 from lit_loader.errors import OptionError
+from lit_loader.streams.digest import digest_of
 from lit_loader.streams.other_streams import advice_if_unseeded, splitter_by_ranks
-from lit_loader.streams.rank_store import processes
+from lit_loader.streams.rank_store import Name, is_read_twice, processes
 
 # reach: datasets: known by what they hold, as others (LitData, Mosaic) are
 _OWN_SHARE: Final = (
@@ -33,7 +34,10 @@ def advice_before_epoch(core: Any) -> Iterator[str]:
     """Yield what is to be said of data that every process reads, or that shuffles by chance."""
     dataset, world, reads_all = core.dataset, processes(), False
     if world > 1 and core.given_replica is None and not _has_own_share(dataset):
-        reads_all = core.shards is not None if core.iterable else _reads_all(core.loader, world)
+        if core.iterable:
+            reads_all = core.shards is not None
+        else:
+            reads_all = _reads_all(core.loader, world) and _is_the_next_ranks(core)
     if reads_all:
         name = type(dataset).__name__
         yield read_twice(f"each of the {world} processes of this job reads all of {name}")
@@ -54,6 +58,19 @@ def _reads_all(loader: Any, world: int) -> bool:
         return not is_part and len(sampler) >= len(dataset)
     except (TypeError, NotImplementedError):  # nobody knows how much is read
         return False
+
+
+def _is_the_next_ranks(core: Any) -> bool:
+    """Whether the next rank's dataset looks like this one; False: that is not known yet.
+
+    A program may have made a list, or a dataset of a library, of its rank's part alone.
+    """
+    key, kind = "datasets compared", f"dataset {type(core.dataset).__name__}"
+    name, asked, found = core.of_process.get(key) or (Name(kind), 0, None)
+    if found is None:
+        found = is_read_twice(name, asked + 1, digest_of([core.dataset]))
+    core.of_process[key] = name, asked + 1, found
+    return bool(found)
 
 
 def read_twice(what: str = "two processes of this job have read the same first batch") -> str:

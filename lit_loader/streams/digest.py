@@ -53,7 +53,10 @@ def _look(value: Any, found: list[bytes], depth: int, most: int = _VALUES) -> No
         if count > most:
             value = [*value[:: -(-count // (most - 1))], value[-1]]
         for part in value:
-            _look(part, found, depth + 1)
+            if type(part) is str and len(part) <= 2 * _VALUES:  # as often: without a call
+                found.append(part.encode("utf-8", "surrogatepass"))
+            else:
+                _look(part, found, depth + 1)
 
 
 _PLAIN: Final = frozenset({int, float, bool, complex, type(None)})

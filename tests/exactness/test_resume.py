@@ -116,7 +116,10 @@ def test_a_state_of_the_first_step_after_an_epoch_was_given_up(kind: str, stop: 
 def test_a_samplers_generator_moves_as_far_as_with_torch(
     workers: int, taken: int, ask: bool
 ) -> None:
-    """Where a loop takes one batch, as Composer's resume; and where it does not ask for the end."""
+    """Where a loop takes one batch, as Composer's resume; and where it does not ask for the end.
+
+    The sampler comes to its end with its last batch, as with torch's workers.
+    """
     if workers and taken == 1:
         pytest.skip("torch draws ahead for its workers")
     found = []
@@ -126,7 +129,8 @@ def test_a_samplers_generator_moves_as_far_as_with_torch(
         iterator = iter(loader)
         for _ in range(taken):
             next(iterator)
-        assert not ask or next(iterator, None) is None
+        if ask or (taken == 6 and kind is TorchLoader):
+            assert next(iterator, None) is None
         del iterator
         found.append([batch.tolist() for batch in loader])
     assert found[0] == found[1]
