@@ -46,11 +46,6 @@ class BufferShuffledExamplesIterable:
             buffer[place : place + 1] = itertools.islice(rows, 1)
 
 
-class Concatenated:
-    def __init__(self, *parts: Any) -> None:
-        self.ex_iterables = list(parts)
-
-
 class Streaming(IterableDataset[int]):
     """Says how much it has read, which is more than what it has given."""
 

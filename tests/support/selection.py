@@ -50,11 +50,6 @@ THINNED: Final = {
 """Test to how many cells one of them is of the default run."""
 
 
-_GIVEN_BACK: Final = "memory is given back by holes in a memfd"
-_FOUND: Final = "files in memory are found by their label"
-_SPARSE: Final = "a file takes its room on the disk beforehand"
-
-
 def leave_to_slow(items: list[pytest.Item]) -> None:
     """Mark tests as slow, as the tables say; of spawn and forkserver one stands for both."""
     seen: Counter[str] = Counter()
