@@ -184,7 +184,7 @@ def program(body: str, method: str = "fork", persistent: bool = True) -> str:
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_exit_with_live_iterators(tmp_path: Path, method: str) -> None:
-    """In a variable, in a generator that nobody ends, in a cycle: not a word is said of them."""
+    """In a variable, a generator that nobody ends, a cycle, a __del__: nothing is said of them."""
     body = """
 def endless(loader):
     while True:
@@ -198,6 +198,14 @@ class Rows(Call):
     def collate(self, samples):
         return samples
 
+class Owner:
+    def __del__(self):
+        self.loader.close()
+
+owner = Owner()
+owner.loader = DataLoader(range(12), 4, **options)
+owner.batches = iter(owner.loader)
+next(owner.batches)
 loader = DataLoader(Call(pid, 1000), **options)
 iterators = [iter(loader), iter(DataLoader(Stream(), **options))]
 for iterator in iterators:
