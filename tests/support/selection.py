@@ -16,7 +16,6 @@ LONG: Final = (
     "hydra/test_hydra_commands.py::test_submitit_launcher",
     "core/epoch/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
     "core/epoch/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
-    "lightning/test_strategies.py::test_a_killed_rank_leaves_nothing_behind[[]ddp_fork*",
     "lightning/test_strategies.py::test_strategies[[]ddp_fork forkserver*",
     "lightning/test_strategies.py::test_strategies[[]ddp_notebook*",
     "node/test_shared_dataset.py::test_killed_at_any_instruction[[]*-while*",

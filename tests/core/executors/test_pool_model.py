@@ -15,6 +15,7 @@ import os
 import select
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -491,6 +492,73 @@ class PoolMachine(RuleBasedStateMachine):
         assert not self.pool._copies, "a slot is owed for ever"
 
 
+@pytest.fixture
+def machine() -> Iterator[PoolMachine]:
+    """At the end all batches must come, whole."""
+    machine = PoolMachine()
+    yield machine
+    machine.teardown()
+
+
+def test_a_second_copy_of_what_is_queued_behind(machine: PoolMachine) -> None:
+    """The first of the two replies counts, the other one gives its slot back."""
+    machine.begin(num_workers=2, depth=2)
+    machine.submit(4)
+    for worker in (0, 1):
+        machine.step(worker, 2)
+    machine.step(1, 60)  # it has done both of its tasks
+    machine.receive(3)  # and is given what is queued behind the other's
+    assert len(machine.pool._tasks) == 2 and len(machine.pool._copies) == 3
+    machine.step(1, 60)
+    machine.receive(1)
+    assert sorted(number for number, *_ in machine.held) == [1, 2, 3]
+    machine.step(0, 60)
+    machine.receive(2)
+    assert not machine.pool._copies
+
+
+STORIES: dict[str, list[tuple[str, Any]]] = {
+    # The first copy was called off, and is done all the same, by whoever is there.
+    "who dies with the second copy": [
+        ("begin", {"num_workers": 2, "depth": 2}), ("submit", 4), ("step", (1, 60)),
+        ("receive", 3), ("kill_and_replace", (1, [], False)),
+    ],
+    # Reader 1 goes on in worker 0, and what worker 1 has it may still make: it is brought back to
+    # what was lost, and then forth again.
+    "who dies while it leaves, and its reader is ahead elsewhere": [
+        ("begin", {"num_workers": 2, "depth": 8, "turns": 2}), ("submit", 4), ("resize", 1),
+        ("submit", 2), ("kill_and_replace", (1, [], False)), ("submit", 2),
+    ],
+    "who is no longer wanted before it was started": [
+        ("begin", {"num_workers": 3, "depth": 4, "turns": 3, "processors": 1}),
+        ("submit", 4), ("resize", 1), ("submit", 4),
+    ],
+    # It has been told to stop: another one takes its place.
+    "who has left and is wanted again": [
+        ("begin", {"num_workers": 2, "depth": 8, "turns": 2}), ("step", (0, 8)), ("step", (1, 8)),
+        ("resize", 1), ("resize", 2), ("submit", 4),
+    ],
+    # The answer is no answer to what is asked for in the new epoch, with the same slot.
+    **{
+        f"a slot that is asked for in the epoch before, seen {seen}": [
+            ("begin", {"num_workers": 1, "depth": 5}), ("submit", 4), ("submit", 1),
+            *[("step", (0, 5)), ("receive", 1)] * 4, ("step", (0, 5)),  # it needs a larger slot
+            ("begin_epoch", ()), ("submit", 4), ("submit", 1), ("step", (0, seen)), ("receive", 1),
+        ]
+        for seen in range(3)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_what_has_been_wrong_once(name: str, machine: PoolMachine) -> None:
+    for step, given in STORIES[name]:
+        if isinstance(given, dict):
+            getattr(machine, step)(**given)
+        else:
+            getattr(machine, step)(*given if isinstance(given, tuple) else (given,))
+
+
 def check(examples: int) -> None:
     how: Any = {"derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}
     how = settings(max_examples=examples, stateful_step_count=40, **how)
@@ -498,7 +566,7 @@ def check(examples: int) -> None:
 
 
 def test_any_interleaving() -> None:
-    check(100)
+    check(150)
 
 
 @pytest.mark.slow
