@@ -219,6 +219,21 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
+def forked_relays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the process for remote workers, which has an interpreter of its own else: seconds."""
+    from lit_loader.remote import starter
+
+    class Forking:
+        Pipe = staticmethod(multiprocessing.Pipe)
+
+        @staticmethod
+        def get_context(method: str) -> Any:
+            return multiprocessing.get_context("fork")
+
+    monkeypatch.setattr(starter, "multiprocessing", Forking)
+
+
+@pytest.fixture
 def generators_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put back the global generators, and what Lightning's seed_everything sets besides."""
     import torch

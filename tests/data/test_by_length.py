@@ -1,7 +1,6 @@
 """Batch samplers by length: what batches hold, how equal those of a step are, ranks, resume."""
 
 import itertools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -246,25 +245,6 @@ def test_parts_of_a_step_have_similar_samples() -> None:
     assert waits(whole).mean() / waits(parts).mean() > 1.2
     assert sorted(flat(list(parts)[:4])) == sorted(flat(list(whole)[:4]))
     assert slowest(parts, of, tokens, 2) < 1.05
-
-
-def test_millions_of_samples() -> None:
-    """The first batch is there sooner than they are sorted; the next cost what they always do."""
-
-    def seconds(call: Callable[[], Any]) -> float:
-        begin = time.process_time()
-        call()
-        return time.process_time() - begin
-
-    def next_ones(count: int) -> float:
-        batches = iter(BalancedBatchSampler(texts(count), 16, 8))
-        next(batches)
-        return min(seconds(lambda: [next(batches) for _ in range(500)]) for _ in range(5))
-
-    many = texts(2_000_000)
-    first = min(seconds(lambda: next(iter(BalancedBatchSampler(many, 16, 8)))) for _ in range(3))
-    assert first < 3 * min(seconds(lambda: np.argsort(many)) for _ in range(3))
-    assert next_ones(2_000_000) < 5 * next_ones(50_000)
 
 
 # --- what is too long, or left over ---

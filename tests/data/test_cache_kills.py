@@ -13,7 +13,7 @@ from lit_loader import CachedDataset
 from tests.support.decoded import Decoded, all_equal, entries, equal
 from tests.support.killing import Killer
 
-CELLS = 40
+CELLS = 15
 
 TIERS = pytest.mark.parametrize("tier", ["memory", "disk"])
 

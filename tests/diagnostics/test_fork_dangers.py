@@ -362,16 +362,3 @@ def test_the_look_does_not_grow_with_the_dataset() -> None:
         return made
 
     assert calls(100_000) < 1.1 * calls(10_000) < 20_000
-
-
-def test_a_dataset_of_numbers_and_arrays_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lit_loader.diagnostics.fork_dangers", None)
-    data = OfLength(8)
-    data.array, data.root, data.scale = np.zeros(8), Path("."), 1.5  # type: ignore[attr-defined]
-    type(data).__getitem__ = lambda self, index: index  # type: ignore[method-assign]
-    try:
-        assert len(list(DataLoader(data, num_workers=2))) == 8
-    finally:
-        del type(data).__getitem__
-    with warnings.catch_warnings(), pytest.raises(ImportError):
-        list(DataLoader(Held([]), num_workers=2))

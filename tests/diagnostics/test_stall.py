@@ -149,6 +149,7 @@ def test_a_worker_that_somebody_has_stopped() -> None:
         ints(iterator)
 
 
+@pytest.mark.usefixtures("forked_relays")
 def test_workers_on_other_machines(tmp_path: Path) -> None:
     folder, mark = tmp_path / "remote", tmp_path / "hang"
     folder.mkdir()

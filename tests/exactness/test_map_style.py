@@ -339,7 +339,6 @@ def test_resized(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        ("shuffle", "forkserver"),
         ("held, by batch", "forkserver"),
         ("jittered, by sample", "spawn"),
     ],

@@ -453,21 +453,6 @@ def test_a_sampler_that_gives_other_indices_is_reported_once() -> None:
     assert len(told) == 1
 
 
-def test_a_samplers_generator_is_put_back() -> None:
-    def loader() -> DataLoader[Any]:
-        generator = torch.Generator().manual_seed(4)
-        return DataLoader(Rows(), 4, sampler=RandomSampler(range(N), generator=generator))
-
-    whole = loader()
-    orders = [order(whole) for _ in range(3)]
-    stopped, resumed = loader(), loader()
-    list(stopped)
-    given, state = stop(stopped, 2)
-    resumed.load_state_dict(state)
-    assert (*order(torch.tensor(given)), *order(resumed)) == orders[1]
-    assert order(resumed) == orders[2]
-
-
 class Ending(Counting):
     """Prepares its next pass when it has come to its end."""
 

@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from lit_loader import DataLoader, get_rng, get_shard
-from tests.support.programs import run_python
+from tests.support.programs import run_program
 
 N = 24
 
@@ -272,9 +272,10 @@ def test_what_the_program_seeds_is_fixed(program: Program, wanted: Any, made: Ma
 
 def test_torch_alone_is_seeded_in_another_process(tmp_path: Path) -> None:
     """Where Python's generator has just been begun by the operating system, and NumPy's."""
-    program = """
+    (program := tmp_path / "program.py").write_text("""
 import random, numpy as np, torch
 from lit_loader import DataLoader
+random.seed(), np.random.seed()
 class Noise(torch.utils.data.Dataset):
     def __len__(self): return 4
     def __getitem__(self, index): return random.random(), np.random.random(), torch.rand(()).item()
@@ -284,15 +285,15 @@ for generator in (torch, torch.Generator()):
         own = None if generator is torch else generator
         loader = DataLoader(Noise(), generator=own, num_workers=workers)
         print([[float(column) for column in batch] for batch in loader])
-"""
-    first, second = (run_python(tmp_path, "-c", program).splitlines() for _ in range(2))
+""")
+    first, second = (run_program(program, forked=True).splitlines() for _ in range(2))
     assert first == second
     assert first[0] == first[1] and first[2] == first[3]
 
 
 def test_a_generator_beside_the_dataset_is_moved_by_iter_alone(tmp_path: Path) -> None:
     """As in torch's notes on reproducibility: ``g`` is a global of the dataset's module."""
-    program = """
+    (program := tmp_path / "program.py").write_text("""
 import torch
 from lit_loader import DataLoader
 class Rows(torch.utils.data.Dataset):
@@ -309,8 +310,8 @@ if __name__ == "__main__":
         passes(g, workers)
     g = None
     passes(local[0], 0)
-"""
-    *seeded, first, second = run_python(tmp_path, "-c", program).splitlines()
+""")
+    *seeded, first, second = run_program(program, forked=True).splitlines()
     assert len(set(seeded)) == 1
     orders = [[rows for rows, _ in eval(line)] for line in (seeded[0], first, second)]
     assert orders[0] == orders[1] == orders[2]

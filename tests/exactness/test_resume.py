@@ -88,29 +88,6 @@ def test_commit_over_the_end_of_an_epoch() -> None:
         assert digests(resumed)[:1] == second
 
 
-@pytest.mark.parametrize("stop", [2, 7])
-@pytest.mark.parametrize("kind", ["shuffle", "generator"])
-def test_a_state_of_the_first_step_after_an_epoch_was_given_up(kind: str, stop: int) -> None:
-    def begun() -> DataLoader[Any]:
-        loader = make(kind)
-        loader.commit()
-        loader.set_epoch(0)
-        taken(loader, stop)
-        loader.commit()
-        loader.set_epoch(1)
-        return loader
-
-    expected, loader = digests(begun()), begun()
-    iterator = iter(loader)  # which a training loop holds
-    assert digests([next(iterator)]) == expected[:1]
-    state = through_file(loader.state_dict())  # of a batch that is not used yet
-    for requested in (True, False):
-        resumed = loaded(make(kind), state)
-        if requested:
-            resumed.set_epoch(1)
-        assert digests(resumed) == expected
-
-
 @pytest.mark.parametrize(("taken", "ask"), [(1, False), (6, False), (6, True)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_samplers_generator_moves_as_far_as_with_torch(

@@ -102,7 +102,7 @@ def test_images_are_read_by_threads(elsewhere: Path) -> None:
     assert RECIPES["images"].holds(json.loads((directory / "metrics.json").read_text()))
 
 
-# What is their own is tested below and in test_streams.py, in this process.
+# What is their own is tested below.
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] if n != "images" else []) for n in RECIPES],

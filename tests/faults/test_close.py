@@ -18,6 +18,7 @@ from tests.support.samples import Call, Rows, hang, share, usage, worker_pids
 from tests.support.sessions import end_all, finish, launch
 from tests.support.tools import wait_gone
 
+SLOW = pytest.mark.slow
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 
 
@@ -147,7 +148,12 @@ def reap_always():
         except ChildProcessError:
             time.sleep(0.001)
 
-def main(method, how):
+def main(method, *hows):
+    for how in hows:
+        reaped(method, how)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+def reaped(method, how):
     data, options = Call(sample, 12), {"num_workers": 2, "multiprocessing_context": method}
     list(DataLoader(data, **options))
     gc.collect()
@@ -182,16 +188,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("method", "how"),
-    [
-        ("fork", "ignored"),
-        ("fork", "thread"),
-        pytest.param("forkserver", "thread", marks=pytest.mark.slow),
-    ],
+    "how", [["fork", "ignored", "thread"], pytest.param(["forkserver", "thread"], marks=SLOW)]
 )
-def test_children_that_others_reap(tmp_path: Path, method: str, how: str) -> None:
-    told = finish(launch(PROGRAM, tmp_path, method, how))
-    assert told == ("False True\nTrue True\nTrue 0 set()\n", "", 0)
+def test_children_that_others_reap(tmp_path: Path, how: list[str]) -> None:
+    """Where SIGCHLD is ignored, and where a thread waits for all children."""
+    told = finish(launch(PROGRAM, tmp_path, *how))
+    assert told == ((len(how) - 1) * "False True\nTrue True\nTrue 0 set()\n", "", 0)
 
 
 # The program's end -----------------------------------------------------------------------------

@@ -6,11 +6,12 @@ fork: `tests/diagnostics/test_fork_dangers.py`; signals to a job: `test_signals.
 """
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.programs import run_python
+from tests.support.programs import run_program, run_python
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -54,7 +55,7 @@ for thread in threads:
 warnings.simplefilter("ignore", WorkerRestartWarning)
 options = {"num_workers": 2, "pin_memory": True, "multiprocessing_context": "fork"}
 try:
-    for turn in range(5):
+    for turn in range(3):
         iterator = iter(DataLoader(Rows(), max_worker_restarts=9, **options))
         found = [int(next(iterator))]
         for _ in range(3):  # others are forked in the thread that pins
@@ -112,8 +113,8 @@ else:
 @pytest.mark.parametrize("how", ["timeout", "no timeout"])
 def test_a_thread_has_a_lock_while_workers_are_forked(tmp_path: Path, how: str) -> None:
     """torch's loader hangs forever, though the lock was held for two seconds."""
-    (tmp_path / "program.py").write_text(LOCKED)
-    out = run_python(tmp_path, "program.py", how)
+    (program := tmp_path / "program.py").write_text(LOCKED)
+    out = run_program(program, how, forked=True, stderr=subprocess.STDOUT)
     if how == "timeout":
         assert "[LL011]" in out
         assert out.endswith("16\n")

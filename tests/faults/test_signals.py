@@ -22,6 +22,7 @@ from tests.support.sessions import (
     launch,
     send,
     tell,
+    wait_until_empty,
 )
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
@@ -106,50 +107,43 @@ def late(*_):
     raise Late
 
 signal.signal(signal.SIGTERM, late)
-if sys.argv[3] == "0":
-    gated[:] = [9]
-    loader = DataLoader(data)
-found, iterator = [], iter(loader)
-while True:
-    try:
-        if len(found) in gated:
-            say("next", len(found))
-        batch = next(iterator, None)
-    except (KeyboardInterrupt, Late):
-        say("interrupted")
-        gated.remove(len(found))
-        data.open_gate(len(found))
-    else:
-        if batch is None:
-            break
-        found.append(int(batch))
-say(*sorted({*range(40)} - {*found}), len(found), found == sorted(found))
+for workers in (2, 0):
+    gated[:], data.folder = [9, 24], os.path.join(folder, str(workers))
+    os.mkdir(data.folder)
+    if not workers:
+        loader = DataLoader(data)
+    found, iterator = [], iter(loader)
+    while True:
+        try:
+            if len(found) in gated:
+                say("next", len(found))
+            batch = next(iterator, None)
+        except (KeyboardInterrupt, Late):
+            say("interrupted")
+            gated.remove(len(found))
+            data.open_gate(len(found))
+        else:
+            if batch is None:
+                break
+            found.append(int(batch))
+    say(*sorted({*range(40)} - {*found}), len(found), found == sorted(found))
 """
 
 
 @pytest.mark.parametrize("whom", ["parent", pytest.param("group", marks=SLOW)])
-@pytest.mark.parametrize("name", ["INT", "TERM"])
 @METHOD
-def test_an_iterator_goes_on_after_an_interruption(
-    tmp_path: Path, method: str, name: str, whom: str
-) -> None:
-    """The exception comes out of next(), and the next one returns the batch that was due."""
-    process = start(INTERRUPTED, tmp_path, method, "2")
-    for place in (9, 24):
-        expect(process, f"fetching {place}", f"next {place}")
-        send(process, getattr(signal, f"SIG{name}"), whom)
-        expect(process, "interrupted")
-    expect(process, "40 True")
-    assert finish(process) == ("", "", 0)
+def test_an_iterator_goes_on_after_an_interruption(tmp_path: Path, method: str, whom: str) -> None:
+    """The exception comes out of next(), and the next one returns the batch that was due.
 
-
-@pytest.mark.parametrize(("name", "last"), [("INT", "40 True"), ("TERM", "9 39 True")])
-def test_an_interruption_without_workers(tmp_path: Path, name: str, last: str) -> None:
-    """An `Exception` that a handler raises in ``dataset[i]`` is that sample's."""
-    process = start(INTERRUPTED, tmp_path, "fork", "0")
-    expect(process, "next 9", "fetching 9")
-    os.kill(process.pid, getattr(signal, f"SIG{name}"))
-    expect(process, "interrupted", last)
+    Without workers an `Exception` that a handler raises in ``dataset[i]`` is that sample's.
+    """
+    process = start(INTERRUPTED, tmp_path, method)
+    for last in ("40 True", "24 39 True"):
+        for place, number in ((9, signal.SIGINT), (24, signal.SIGTERM)):
+            expect(process, f"fetching {place}", f"next {place}")
+            send(process, number, whom)
+            expect(process, "interrupted")
+        expect(process, last)
     assert finish(process) == ("", "", 0)
 
 
@@ -196,19 +190,29 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # QUIT and XCPU write all of t
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # which shells ignore for what is in the background
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 gated[:] = [9, 10]
-loader = DataLoader(data, num_workers=2, multiprocessing_context=method)
-list(loader)
+for name in sys.argv[3:]:  # each in a fork, which leads a session of its own
+    data.folder = os.path.join(folder, name)
+    os.mkdir(data.folder)
+    if (child := os.fork()) == 0:
+        os.setsid()
+        say("leads", os.getpid())
+        list(DataLoader(data, num_workers=2, multiprocessing_context=method))
+    say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
 @METHOD
-@pytest.mark.parametrize("name", ["TERM", "QUIT", "USR1"])
-def test_when_the_parent_ends_of_it_so_do_they(tmp_path: Path, name: str, method: str) -> None:
-    process = start(ENDED, tmp_path, method)
-    expect(process, "fetching 9", "fetching 10")
-    number = getattr(signal, f"SIG{name}")
-    os.killpg(process.pid, number)
-    assert finish(process)[2] == -number
+def test_when_the_parent_ends_of_it_so_do_they(tmp_path: Path, method: str) -> None:
+    names = ["SIGTERM", "SIGQUIT", "SIGUSR1"]
+    process = start(ENDED, tmp_path, method, *names)
+    assert process.stdout is not None
+    for name in names:
+        number, leader = getattr(signal, name), int(process.stdout.readline().split()[1])
+        expect(process, "fetching 9", "fetching 10")
+        os.killpg(leader, number)
+        expect(process, str(-number))
+        wait_until_empty(leader)
+    assert finish(process) == ("", "", 0)
 
 
 PAUSED = """
@@ -220,22 +224,25 @@ class Slow(Data):
             for _ in range(10):
                 time.sleep(0.1)
         return index
-threads = {"worker_method": "thread", "multiprocessing_context": None}
-kind = threads if sys.argv[3] == "threads" else {"multiprocessing_context": method}
-loader = DataLoader(Slow(folder, ()), num_workers=2, timeout=1.5, stall_warning=1.5, **kind)
-say([int(batch) for batch in loader] == list(range(40)))
+for kind in ({"multiprocessing_context": method}, {"worker_method": "thread"}):
+    loader = DataLoader(Slow(folder, ()), num_workers=2, timeout=1.5, stall_warning=1.5, **kind)
+    say([int(batch) for batch in loader] == list(range(40)))
 """
 
 
-@pytest.mark.parametrize("workers", ["processes", "threads"])
-def test_a_pause_of_the_whole_job_is_no_hang(tmp_path: Path, workers: str) -> None:
-    """A scheduler's, or Ctrl-Z and ``fg``, longer than ``timeout``, while a sample takes time."""
-    process = start(PAUSED, tmp_path, "fork", workers)
-    expect(process, "at 3")
-    os.killpg(process.pid, signal.SIGSTOP)
-    threading.Event().wait(2)
-    os.killpg(process.pid, signal.SIGCONT)
-    assert finish(process) == ("True\n", "", 0)
+def test_a_pause_of_the_whole_job_is_no_hang(tmp_path: Path) -> None:
+    """A scheduler's, or Ctrl-Z and ``fg``, longer than ``timeout``, while a sample takes time.
+
+    Of worker processes, and of threads.
+    """
+    process = start(PAUSED, tmp_path, "fork")
+    for _ in range(2):
+        expect(process, "at 3")
+        os.killpg(process.pid, signal.SIGSTOP)
+        threading.Event().wait(2)
+        os.killpg(process.pid, signal.SIGCONT)
+        expect(process, "True")
+    assert finish(process) == ("", "", 0)
 
 
 # Lightning -------------------------------------------------------------------------------------
@@ -287,9 +294,13 @@ def fit(checkpoint=None):
         print(json.dumps(model.seen), flush=True)
 
 if __name__ == "__main__":
-    if phase == "first":
+    if os.fork() == 0:
+        os.setsid()
+        os.write(1, f"{os.getpid()}\\n".encode())
         fit()
     else:
+        phase, (_, status) = "second", os.wait()
+        print(os.waitstatus_to_exitcode(status))
         fit(folder / "last.ckpt")
         fit()
 """
@@ -303,17 +314,18 @@ if __name__ == "__main__":
 def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, where: str) -> None:
     """In a training step; and in next(), which must first bring the batch that it was asked for."""
     process = launch(FIT, tmp_path, where, "first")
+    assert process.stdout is not None
+    leader = int(process.stdout.readline())
     expect(process, "waiting")
-    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(leader, signal.SIGTERM)
     tell(process, "go on")
     out, err, status = finish(process)
-    first = json.loads(out)
-    assert status == 0, err  # Lightning ends by SystemExit once the step is done
+    assert status == 0, err
+    # Lightning ends by SystemExit once the step is done.
+    first, ended, rest, whole = map(json.loads, out.splitlines())
+    assert ended == 0, err
     assert 1 <= len(first) < 21
     if where == "step":
         assert len(first) == 10
-    out, err, status = finish(launch(FIT, tmp_path, where, "second"))
-    assert status == 0, err
-    rest, whole = map(json.loads, out.splitlines())
     assert len(whole) == 21
     assert first + rest == whole

@@ -29,12 +29,6 @@ def module(workers: int = 0, kind: Any = LoaderDataModule) -> LoaderDataModule:
     return made
 
 
-def fitted(root: Path, data: LoaderDataModule, **options: Any) -> Noting:
-    model = Noting()
-    quiet_trainer(root, **{"num_sanity_val_steps": 0, **options}).fit(model, data)
-    return model
-
-
 class Progress(Callback):
     """What the Trainer thinks of each batch."""
 
@@ -131,15 +125,6 @@ def test_memory_validated_in_is_trained_in(
     kept = list(data.train_dataloader())  # under no mode at all
     assert not any(batch.is_inference() for batch in kept)
     data.close()
-
-
-# --- seeds ---
-
-
-# --- the Tuner ---
-
-
-# --- several loaders for one split ---
 
 
 # --- predictions ---

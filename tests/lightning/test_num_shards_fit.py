@@ -51,28 +51,6 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
     assert done == len(expected)
 
 
-@pytest.mark.timeout(300)
-def test_unequal_shards_under_ddp(tmp_path: Path) -> None:
-    """Stopped where one rank repeats (or in the second epoch), and resumed."""
-
-    def seen(name: str) -> list[Seen]:
-        return [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(2)]
-
-    run_program(
-        *(Path(sharded_fit.__file__), tmp_path, 2, "pad"),
-        *("whole,0,", "first,14,", "second,0,first"),
-    )
-    whole = seen("whole")
-    for rank, steps in enumerate(whole):
-        epochs = [[step[1:] for step in steps if step[0] == epoch] for epoch in range(EPOCHS)]
-        assert tuple(map(len, epochs)) == (17, 17)
-        assert {reader % 2 for epoch in epochs for reader, _ in epoch} == {rank}
-        distinct = [len({digest for _, digest in epoch}) for epoch in epochs]
-        assert distinct == [11 if rank == 1 else 17] * EPOCHS
-    first, second = seen("first"), seen("second")
-    assert [one + other for one, other in zip(first, second, strict=True)] == whole
-
-
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
     """Pretend that this process is one of a job, whose store it has."""

@@ -15,7 +15,7 @@ from tests.support import one_import_fit as program
 from tests.support.bulk import builders
 from tests.support.lightning_runs import quiet_trainer
 from tests.support.one_import_fit import BATCH_SIZE, OwnModule
-from tests.support.programs import run_with_lightning
+from tests.support.programs import run_program
 from tests.support.strategy_runs import BATCHES, EPOCHS, LENGTH, check_prediction
 
 EVERY = set(range(LENGTH))
@@ -44,7 +44,7 @@ class Runs(NamedTuple):
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(program.__file__)
-    run_with_lightning(folder, script, folder)
+    run_program(script, folder, cwd=folder, timeout=280)
     seen = [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
     return Runs(folder, seen)
 
@@ -133,3 +133,20 @@ def test_auto_takes_the_ranks_of_the_job(runs: Runs, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WORLD_SIZE", "2")  # of a job that nobody has joined yet
     with pytest.raises(OptionError, match="init_process_group"):
         DataLoader(range(6), num_replicas="auto")
+
+
+def test_unequal_shards_under_ddp(runs: Runs) -> None:
+    """A stream that is stopped where one rank repeats (or in the second epoch), and resumed."""
+
+    def seen(name: str) -> list[Any]:
+        return [json.loads((runs.folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
+
+    whole = seen("whole")
+    for rank, steps in enumerate(whole):
+        epochs = [[step[1:] for step in steps if step[0] == epoch] for epoch in range(2)]
+        assert tuple(map(len, epochs)) == (17, 17)
+        assert {reader % 2 for epoch in epochs for reader, _ in epoch} == {rank}
+        distinct = [len({digest for _, digest in epoch}) for epoch in epochs]
+        assert distinct == [11 if rank == 1 else 17] * 2
+    first, second = seen("first"), seen("second")
+    assert [one + other for one, other in zip(first, second, strict=True)] == whole

@@ -59,9 +59,6 @@ def test_a_loader_whose_dataset_is_a_loader(base: Any, workers: int) -> None:
         assert got == [([1, 2], [6, 7]), ([3, 4], [6, 7]), ([5], [6, 7])]
 
 
-# --- a wrapper that has an iterator of its own, as catalyst's ---
-
-
 # --- another dataset within iter() than outside, as RecBole's ---
 
 

@@ -19,41 +19,13 @@ from tests.support.samples import worker_pids
 VARIABLE = ContextVar("VARIABLE", default=0)
 
 
-class Features:
-    """Samples are made by a model, as where features are taken from a frozen one."""
-
-    def __init__(self):
-        self.encoder = torch.nn.Linear(4, 2)
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return self.encoder(torch.full((4,), float(index)))
-
-
-MODES = {
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-    "set_grad_enabled": lambda: torch.set_grad_enabled(False),
-}
-
-
-@pytest.mark.usefixtures("by_fork")  # for the parent
-@pytest.mark.parametrize("mode", MODES)
-def test_a_model_without_gradients(loader_class, num_workers, mode):
-    with MODES[mode]():
-        batches = list(loader_class(Features(), 4, num_workers=num_workers))
-    assert [(tuple(batch.shape), batch.requires_grad) for batch in batches] == [((4, 2), False)] * 2
-
-
 def modes(_=0):
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     return (*modes, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
 
 
-@pytest.mark.ours_only  # torch's has no other worker then; under spawn its workers have no modes
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.ours_only  # torch's has no other worker then; its started workers have no modes
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_worker_that_takes_anothers_place_has_the_same(loader_class, method):
     loader = loader_class(
         Call(modes, 20), None, num_workers=1, multiprocessing_context=method, collate_fn=as_is

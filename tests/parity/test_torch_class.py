@@ -5,10 +5,8 @@ gets an attribute or a method that ours says nothing true about.
 """
 
 import gc
-import inspect
 import pickle
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +24,6 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
 from tests.support.datasets import SizedStream
-from tests.support.programs import run_python
 from tests.support.samples import Counting, OfLength
 from tests.support.tools import children
 
@@ -90,19 +87,6 @@ def test_attributes_are_those_of_torchs(case: str, dataset: Any) -> None:
             assert mine is other, name
         else:
             assert mine == other, name
-
-
-def test_no_method_of_torchs_runs() -> None:
-    """All are overridden, but for two that only read what is compared above."""
-    inherited = {
-        name
-        for name, value in vars(TorchLoader).items()
-        if callable(value) or isinstance(value, property)
-        if inspect.getattr_static(DataLoader, name) is value
-        # not what is Python's own: Lightning leaves such in the class
-        if str(getattr(getattr(value, "fget", value), "__module__", "")).startswith("torch")
-    }
-    assert inherited == {"_auto_collation", "_index_sampler"}
 
 
 class WithNumbersOfItsOwn(DataLoader[Any]):
@@ -364,45 +348,3 @@ def test_a_misspelt_keyword_is_a_type_error_that_names_the_nearest(kind: Any) ->
         kind()
     again = pickle.loads(pickle.dumps(Deriving(DATA, width=4, batch_size=5)))
     assert (again.width, again.batch_size, len(list(again))) == (4, 5, 2)
-
-
-# --- other torchs ---
-
-
-GENERIC_IN_TWO = """
-import re
-from pathlib import Path
-import torch.utils.data as data
-from torch.utils.data import dataloader
-
-source = Path(dataloader.__file__).read_text()
-for plain, generic in {
-    r"class DataLoader\\(Generic\\[.*\\]\\):": "class DataLoader(Generic[_T_co, _Batch]):",
-    r"class _BaseDataLoaderIter(\\(.*\\))?:": "class _BaseDataLoaderIter(Generic[_Batch]):",
-}.items():
-    source, found = re.subn(plain, generic, source)
-    assert found == 1, plain
-dataloader._Batch = __import__("typing").TypeVar("_Batch", covariant=True)
-exec(compile(source, dataloader.__file__, "exec"), vars(dataloader))
-data.DataLoader = dataloader.DataLoader
-
-import torch
-from lit_loader import DataLoader
-assert DataLoader.__mro__[1] is data.DataLoader and len(data.DataLoader.__parameters__) == 2
-loader = DataLoader(data.TensorDataset(torch.arange(6)), 3)
-assert isinstance(loader, data.DataLoader)
-assert isinstance(iter(loader), dataloader._BaseDataLoaderIter)
-assert [batch[0].tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
-assert DataLoader[int, str](data.TensorDataset(torch.arange(6)), 3)
-
-class Mine(DataLoader[int, str]):
-    pass
-
-assert len(Mine(data.TensorDataset(torch.arange(6)), 3)) == 2
-print("imported")
-"""
-
-
-@pytest.mark.slow
-def test_a_torch_whose_class_has_two_type_parameters(tmp_path: Path) -> None:
-    assert "imported" in run_python(tmp_path, "-c", GENERIC_IN_TWO)

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -104,20 +103,6 @@ def test_a_state_leads_there(order: str, workers: int) -> None:
 def test_ranks_have_the_same_states() -> None:
     states = [loader("shuffle", num_replicas=2, rank=rank).state_at(1, 4) for rank in range(2)]
     assert states[0] == states[1]
-
-
-def test_no_place_is_far() -> None:
-    """Not that of batch 30,000,000,000 either."""
-    data = DataLoader(range(10**12), 32, shuffle=True, seed=1)
-
-    def seconds(numbers: range) -> float:
-        begin = time.process_time()
-        for number in numbers:
-            data.indices_of(7, number)
-        return time.process_time() - begin
-
-    far, near = range(0, 30 * 10**9, 10**8), range(300)
-    assert min(seconds(far) for _ in range(3)) < 10 * min(seconds(near) for _ in range(3))
 
 
 def test_torchs_distributed_sampler() -> None:

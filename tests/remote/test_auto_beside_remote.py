@@ -11,6 +11,8 @@ from tests.support.faults import plain
 from tests.support.remote_loaders import Drawn, auto, compare_while_resized
 from tests.support.remote_threads import ThreadWorkers
 
+pytestmark = pytest.mark.usefixtures("forked_relays")
+
 
 @pytest.mark.parametrize(
     "fault",

@@ -4,14 +4,12 @@ Takes 100 MB of /dev/shm a node, and 20 to 60 seconds a test.
 """
 
 import signal
-import warnings
 from typing import Any
 
 import psutil
 import pytest
 import torch
 
-from lit_loader.errors import LoaderError, WorkerRestartWarning
 from tests.support.ray_nodes import NEEDS_RAY, Node, at, joined, joining
 from tests.support.remote_loaders import (
     Broken,
@@ -19,7 +17,6 @@ from tests.support.remote_loaders import (
     Drawn,
     collate,
     compare_until,
-    compare_while_resized,
     loader_of,
     told,
 )  # fmt: skip
@@ -42,14 +39,6 @@ def test_batches_are_those_of_one_process_and_nothing_is_left(nodes: list[Node])
     assert not [text for text in warned if "are up" not in text]
     _, alive = psutil.wait_procs(nodes[0].processes("RemoteWorker"), timeout=30)
     assert not alive
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("here", [0, 1])
-@pytest.mark.parametrize("seeding", ["batch", "sample"])
-def test_exactness(nodes: list[Node], here: int, seeding: str) -> None:
-    with loader_of(Drawn(), here, 2, at(nodes), seeding=seeding) as loader:
-        compare_until(lambda: joined(loader), loader, Drawn(), seeding=seeding)
 
 
 FAULTS = {
@@ -80,22 +69,6 @@ def test_faults(nodes: list[Node], fault: str, here: int) -> None:
         told(FAULTS[fault], loader, Drawn())
         if fault == "stopped":
             worker.send_signal(signal.SIGCONT)
-
-
-@pytest.mark.slow
-def test_a_worker_is_killed_while_the_number_here_changes(
-    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made_before: list[int] = []
-
-    def happened(loader: Any) -> bool:
-        made = loader.statistics().evidence.remote_batches
-        if made and not made_before:
-            nodes[0].processes("RemoteWorker")[0].send_signal(signal.SIGKILL)
-            made_before.append(made)
-        return bool(made_before) and made > made_before[0] + 8
-
-    compare_while_resized(Drawn(), at(nodes), happened, monkeypatch)
 
 
 @pytest.mark.slow
@@ -139,18 +112,6 @@ def test_workers_that_do_not_come_up_are_told_of(nodes: list[Node], name: str) -
     there, options, text = TOLD[name]
     with loader_of(Calm(), 1, there, at(nodes, patience=1.0, **options)) as loader:
         assert text in told(text, loader, Calm())[0]
-
-
-@pytest.mark.slow
-def test_where_none_comes_up_and_none_is_here_there_is_an_error(nodes: list[Node]) -> None:
-    remote = at(nodes, patience=1.0, runtime_env={"conda": "no_such_environment"})
-    with (
-        loader_of(Calm(), 0, 1, remote) as loader,
-        pytest.raises(LoaderError, match="the last one: RuntimeEnvSetupError"),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore", WorkerRestartWarning)
-        list(loader)
 
 
 @pytest.mark.slow

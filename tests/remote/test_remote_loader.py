@@ -28,6 +28,8 @@ from tests.support.remote_loaders import (
 )
 from tests.support.remote_threads import ThreadWorkers
 
+FORKED = pytest.mark.usefixtures("forked_relays")
+
 
 @pytest.mark.parametrize("here", [0, 1])
 @pytest.mark.parametrize(
@@ -59,6 +61,7 @@ def test_batches_are_those_of_one_process(
     assert remote.count("left") == 1
 
 
+@FORKED
 def test_a_viewer_tells_remote_from_local(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path))
     with loader_of(Drawn(), 1, 2, remote) as loader:
@@ -71,6 +74,7 @@ def test_a_viewer_tells_remote_from_local(tmp_path: Path) -> None:
     assert [each["node"] for each in seen["workers"]][1:3] == [platform.node()] * 2
 
 
+@FORKED
 def test_a_state_says_nothing_of_remote_workers_and_is_resumed_without(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path))
     expected = next(epochs(Drawn()))
@@ -97,6 +101,7 @@ class Adjusted(Drawn):
         return self.factor * super().__getitem__(index)["drawn"]
 
 
+@FORKED
 def test_attributes_that_the_program_sets_reach_remote_workers(tmp_path: Path) -> None:
     """Living ones, and one that takes the place of another."""
     remote, dataset, alone = ThreadWorkers(str(tmp_path), dies_at={20: 1}), Adjusted(), Adjusted()
@@ -117,6 +122,7 @@ class Large(Drawn):
         return torch.full((60_000,), float(index)) + torch.rand(1)
 
 
+@FORKED
 @pytest.mark.parametrize("dataset", [Drawn(), Large()], ids=["", "larger slots"])
 def test_an_epoch_that_is_left_leaves_nothing_to_the_next_one(
     dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +139,7 @@ def test_an_epoch_that_is_left_leaves_nothing_to_the_next_one(
                 break
 
 
+@FORKED
 def test_an_error_comes_with_type_traceback_index_and_node(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path))
     with loader_of(Broken(), 0, 2, remote, shuffle=False) as loader:
@@ -169,6 +176,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@FORKED
 @pytest.mark.parametrize(
     ("fault", "here"),
     [
@@ -189,6 +197,7 @@ def test_what_is_told_of_costs_no_batch(fault: str, here: int, tmp_path: Path) -
     assert all(each.startswith(kind) for each in told_of)
 
 
+@FORKED
 def test_a_batch_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), dies_at={2: 99})
     expected = next(epochs(Drawn()))
@@ -201,6 +210,7 @@ def test_a_batch_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
         assert [plain(batch) for batch in batches] == expected[3:]
 
 
+@FORKED
 @pytest.mark.parametrize("here", [0, 1])
 def test_the_workers_here_are_resized_beside_remote_ones(here: int, tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path))
@@ -218,6 +228,7 @@ def test_the_workers_here_are_resized_beside_remote_ones(here: int, tmp_path: Pa
         compare_until(lambda: remote.count("made") > made, loader, Drawn())
 
 
+@FORKED
 @pytest.mark.parametrize("here", [0, 1])
 def test_a_relay_that_is_stopped_is_replaced_after_the_timeout(here: int, tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), kills_relay_at=(3,), relay_signal=signal.SIGSTOP)
@@ -225,6 +236,7 @@ def test_a_relay_that_is_stopped_is_replaced_after_the_timeout(here: int, tmp_pa
         told("by SIGKILL. Another one was started, and nothing is lost", loader, Drawn())
 
 
+@FORKED
 @pytest.mark.slow
 def test_relays_that_are_killed_again_and_again_are_done_without(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), kills_relay_at=tuple(range(LENGTH)), in_flight=1)
@@ -235,6 +247,7 @@ def test_relays_that_are_killed_again_and_again_are_done_without(tmp_path: Path)
     assert "for the 3rd time. The workers of this machine go on without" in warned[2]
 
 
+@FORKED
 def test_without_a_cluster_and_workers_here_there_is_an_error(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), unreachable=99)
     with (
@@ -247,6 +260,7 @@ def test_without_a_cluster_and_workers_here_there_is_an_error(tmp_path: Path) ->
         next(iter(loader))
 
 
+@FORKED
 def test_where_none_comes_up_and_none_is_here_there_is_an_error(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), room=0, patience=0.05)
     with (
@@ -259,6 +273,7 @@ def test_where_none_comes_up_and_none_is_here_there_is_an_error(tmp_path: Path) 
         next(iter(loader))
 
 
+@FORKED
 def test_a_dataset_that_cannot_travel_is_refused(tmp_path: Path) -> None:
     dataset = Drawn()
     dataset.file = open(tmp_path / "open", "w")  # type: ignore[attr-defined]  # noqa: SIM115

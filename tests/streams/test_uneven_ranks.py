@@ -84,7 +84,8 @@ def expected(kind: str, tail: str, _workers: int, stages: list[tuple[int, int | 
 
 
 def check(cases: list[Case], ranks: int, folder: Path) -> None:
-    run_program(Path(tail_ranks.__file__), folder, ranks, json.dumps(cases), timeout=280)
+    program = Path(tail_ranks.__file__)
+    run_program(program, folder, ranks, json.dumps(cases), forked=True, timeout=280)
     found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
     for number, each in enumerate(cases):
         for place, (taking, _) in enumerate(each[3]):
@@ -138,7 +139,7 @@ def test_many_stages(kind: str, workers: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed(workers: int) -> None:
-    said = run_program(Path(tail_ranks.__file__), "killed", workers)
+    said = run_program(Path(tail_ranks.__file__), "killed", workers, forked=True)
     assert re.search(r"^\d+ lit_loader: rank 1 did not report .*LL206", said, re.MULTILINE), said
     assert said.endswith("[0, -9]\n")
 

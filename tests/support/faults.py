@@ -102,7 +102,7 @@ FAULTS: Final[dict[str, Callable[[], object]]] = {
     "loop": _loop,
     "exception": _raise,
 }
-"""What may strike; besides: "unpicklable", the batch cannot be carried; "parent", it is killed."""
+"""What may strike; besides: "parent", it is killed."""
 
 HARMLESS: Final = ("signals", "growth")
 """Those after which a worker goes on."""
@@ -111,7 +111,7 @@ HARMLESS: Final = ("signals", "growth")
 class Strike(NamedTuple):
     """One fault."""
 
-    fault: str  # one of `FAULTS`, "unpicklable" or "parent"
+    fault: str  # one of `FAULTS`, or "parent"
     point: str  # one of `POINTS`
     number: int | None = 3  # the batch; None: whichever; of no meaning where there is none
     epoch: int = 0  # its epoch; for "resuming" and "resumed" the one that begins
@@ -208,7 +208,7 @@ def visit(point: str) -> None:
 def _install() -> None:
     """Put visits into the worker that this process is."""
     cls: Any = worker._Worker
-    receive, make, collating = cls._receive, worker.make_batch, Progress.collating
+    receive, collating = cls._receive, Progress.collating
     await_space, send, run, begin = cls._await_space, cls._send, cls.run, Progress.begin
 
     def _receive(self: Any) -> Any:
@@ -223,12 +223,6 @@ def _install() -> None:
         if number >= 0:
             visit("announcing")
         return begin(self, number, *place)
-
-    def carry(*arguments: Any) -> Any:
-        batch = make(*arguments)
-        if _armed is not None and _armed.claim("carrying") is not None:
-            return [batch, lambda: 0]
-        return batch
 
     def _collating(self: Any, samples: int) -> None:
         collating(self, samples)
@@ -255,7 +249,6 @@ def _install() -> None:
         finally:
             visit("stopping")
 
-    worker.make_batch = carry
     for function in (_receive, _await_space, _send):
         setattr(cls, function.__name__, function)
     cls.run = _run

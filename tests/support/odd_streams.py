@@ -64,16 +64,11 @@ def mixed(numbers: Numbers, draw: Draw) -> Rows:
     return Rows(sorted(numbers, key=lambda _: draw()))
 
 
-class Filtered(Stage):
+class Noisy(Stage):
     def __init__(self, source: Any, draw: Draw) -> None:
         super().__init__(source)
         self.draw = draw
 
-    def __next__(self) -> Any:
-        return next(sample for sample in self.source if self.draw() < 0.6)
-
-
-class Noisy(Filtered):
     def __next__(self) -> Any:
         return next(self.source), self.draw()
 
@@ -94,20 +89,6 @@ class Buffer(Stage):
         return self.buffer.pop(int(self.draw() * len(self.buffer)) if self.draw else 0)
 
 
-class Packed(Stage):
-    """Sequences of four numbers out of documents of different lengths."""
-
-    own = ("rest",)
-    rest: tuple[int, ...] = ()
-
-    def __next__(self) -> Any:
-        while len(self.rest) < 4:
-            document = next(self.source)
-            self.rest += (document,) * (1 + document % 3)
-        given, self.rest = self.rest[:4], self.rest[4:]
-        return given
-
-
 class Late(Stage):
     """Tells the place where it was so many samples ago."""
 
@@ -126,24 +107,6 @@ class Late(Stage):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.past = deque([self.source.state_dict()], self.past.maxlen)
-
-
-class Rare(Stage):
-    """Tells its place anew behind each few samples only."""
-
-    def __init__(self, source: Any, every: int) -> None:
-        super().__init__(source)
-        self.every, self.given, self.last = every, 0, copy.deepcopy(source.state_dict())
-
-    def __next__(self) -> Any:
-        sample = next(self.source)
-        self.given += 1
-        if self.given % self.every == 0:
-            self.last = copy.deepcopy(self.source.state_dict())
-        return sample
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"source": self.last}
 
 
 class InTurns(Stage):
@@ -228,26 +191,21 @@ class OfLazyIterator(Stream):
 
 BUILDS: dict[str, Callable[[Numbers, Draw], Stage]] = {
     "plain": lambda n, d: Rows(n),
-    "filtered": lambda n, d: Filtered(Rows(n), d),
     "noisy": lambda n, d: Noisy(Rows(n), d),
     "buffer": lambda n, d: Buffer(Rows(n), d, 6),
     "mixed": mixed,
     "mixed, buffer": lambda n, d: Buffer(mixed(n, d), d, 6),
-    "packed": lambda n, d: Packed(Rows(n)),
     "buffer of 2, lost": lambda n, d: Buffer(Rows(n), d, 2, whole=False),
     "buffer of 25, lost": lambda n, d: Buffer(Rows(n), d, 25, whole=False),
     "ahead by a batch, lost": lambda n, d: Buffer(Rows(n), None, 4, whole=False),
-    "packed, lost": lambda n, d: Packed(Rows(n), whole=False),
     "late by 1": lambda n, d: Late(Rows(n), 1),
     "late by 7": lambda n, d: Late(Noisy(Rows(n), d), 7),
     "mixed, late": lambda n, d: Late(mixed(n, d), 2),
-    "told at each 7th": lambda n, d: Rare(Filtered(Rows(n), d), 7),
-    "never told": lambda n, d: Rare(Buffer(Rows(n), d, 6), 1000),
     "in turns, mixed": lambda n, d: InTurns(lambda: mixed(n[::2], d), lambda: mixed(n[1::2], d)),
 }
 
 MIXTURES = [
-    *(("plain", "noisy"), ("buffer", "filtered")),
+    *(("plain", "noisy"), ("buffer", "plain")),
     *(("late by 1", "plain"), ("buffer of 2, lost", "plain")),
 ]
 """None of which draws its order as it begins: a mixture goes on by what its sources' states say."""

@@ -18,6 +18,7 @@ from lightning.pytorch import Callback, LightningDataModule, seed_everything
 from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader import DataLoader, LoaderDataModule
+from tests.support import sharded_fit
 from tests.support.bulk import Bulk
 from tests.support.exact import Augmented
 from tests.support.lightning_runs import SaveAt
@@ -143,6 +144,8 @@ def main(root: Path) -> None:
     runs["fabric's"] = len(setup)
     runs["auto"] = [int(batch) for batch in DataLoader(range(6), num_replicas="auto")]
     (root / f"seen-{run.global_rank}.json").write_text(json.dumps(runs))
+    for name, stop, before in (("whole", 0, ""), ("first", 14, ""), ("second", 0, "first")):
+        sharded_fit.fit(root, 2, "pad", name, stop, before)
     torch.distributed.barrier()
 
 

@@ -1,11 +1,22 @@
 """Programs that tests start, as users do: each from its first line to its last."""
 
+import atexit
+import functools
+import logging
+import multiprocessing.util
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import threading
+import traceback
+import warnings
+import weakref
 from pathlib import Path
 from typing import Any, Final
+
+import torch
 
 ROOT: Final = Path(__file__).parents[2]
 """The repository."""
@@ -21,18 +32,75 @@ def start_program(
     *arguments: object,
     options: tuple[str, ...] = (),
     environment: dict[str, str] | None = None,
+    forked: bool = False,
     **settings: Any,
 ) -> subprocess.Popen[str]:
     """Start a program of a test, in a session of its own, with pipes as its output.
 
-    ``options`` are Python's; further settings are ``Popen``'s.
+    ``options`` are Python's; further settings are ``Popen``'s. If ``forked``, the program runs in a
+    fork of this process, which has imported already what takes seconds. A program about imports,
+    signals, or how an interpreter ends needs one of its own; so do ranks that start others, which
+    are to count alike what they have made.
     """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     settings = {**pipes, "start_new_session": True, **settings}
+    if forked:  # what is to be run before another program is executed ends the process
+        environment = environment or default_environment()
+        run = functools.partial(_run_forked, program, arguments, options, environment)
+        settings = {"restore_signals": False, **settings}  # as Python ignores some
+        return subprocess.Popen(["true"], text=True, preexec_fn=run, **settings)
     command = [sys.executable, *options, str(program), *map(str, arguments)]
     return subprocess.Popen(
         command, text=True, env=environment or default_environment(), **settings
     )
+
+
+def _print_warning(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
+    sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+
+
+def _run_forked(
+    program: Path,
+    arguments: tuple[object, ...],
+    options: tuple[str, ...],
+    environment: dict[str, str],
+) -> None:
+    """Run a program in the child that `subprocess` has forked, which never returns."""
+    os.close(sys._getframe(1).f_locals["errpipe_write"])  # else `Popen` would wait for its end
+    status = 1
+    try:
+        atexit._clear()  # what this process has registered is no affair of the program
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+        weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+        atexit.register(logging.shutdown)
+        atexit.register(multiprocessing.util._exit_function)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", 1)
+        )  # fmt: skip
+        os.environ.clear()
+        os.environ.update(environment)
+        torch.set_num_threads(1)
+        sys.path.insert(0, str(program.parent))
+        sys.argv = [str(program), *map(str, arguments)]
+        warnings.showwarning = _print_warning  # pytest's keeps them
+        warnings.resetwarnings()
+        warnings.simplefilter("error" if "error" in options else "default")
+        for unsaid in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
+            warnings.simplefilter("ignore", unsaid)
+        runpy.run_path(str(program), run_name="__main__")
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            sys.stdout.flush(), sys.stderr.flush()
+        finally:
+            os._exit(status)
 
 
 def run_program(

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,13 @@ NEEDS_RAY = [
 class Node:
     """One node, with all below it: ``ray start`` with these options, by the command ``under``."""
 
-    def __init__(
-        self,
-        address: str,
-        *options: str,
-        under: Sequence[str] = (),
-        environment: Mapping[str, str] = {},
-    ) -> None:
+    def __init__(self, address: str, *options: str, under: Sequence[str] = ()) -> None:
         self.address = address
-        self._how = options, under, environment
+        self._how = options, under
         command = [*under, shutil.which("ray") or "ray", "start", "--block"]
         self.process = subprocess.Popen(
             [*command, "--disable-usage-stats", *options],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", **environment},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"},
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -46,8 +40,8 @@ class Node:
 
     def again(self) -> "Node":
         """Start it once more."""
-        options, under, environment = self._how
-        return Node(self.address, *options, under=under, environment=environment)
+        options, under = self._how
+        return Node(self.address, *options, under=under)
 
     def accepts(self) -> bool:
         """Whether its head can be reached: until then a loader without workers here gives up."""
@@ -96,19 +90,13 @@ def sized(cpus: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def cluster(
-    cpus: int,
-    *options: str,
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    environment: Mapping[str, str] = {},
-) -> Iterator[list[Node]]:
+def cluster(cpus: int, host: str = "127.0.0.1") -> Iterator[list[Node]]:
     """Have a cluster of one node, the head, reached at ``host``; others may be added."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        port = port or free_port()
+        port = free_port()
         head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
-        head += [f"--node-ip-address={host}", *sized(cpus), *options]
-        nodes = [Node(f"{host}:{port}", *head, environment=environment)]
+        head += [f"--node-ip-address={host}", *sized(cpus)]
+        nodes = [Node(f"{host}:{port}", *head)]
         try:
             while not nodes[0].accepts():
                 pass

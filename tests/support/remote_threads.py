@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_loader.core.transport.messages import SIZE, position_of, unpack
+from lit_loader.core.transport.messages import position_of, unpack
 from lit_loader.remote.engine import Failure, Hello, Role, UnreachableError
 from lit_loader.remote.ray_engine import RemoteWorker
 
@@ -37,7 +37,6 @@ class ThreadWorkers:
     relay_signal: signal.Signals = signal.SIGKILL  # by which
     unreachable: int = 0  # how often joining fails
     room: int = 1000  # how many hands come up
-    altered: tuple[int, ...] = ()  # batches whose content comes out with a bit turned
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     num_workers: int = 1
     in_flight: int = 2
@@ -133,8 +132,6 @@ class ThreadHandle:
                 continue  # for ever
             with _one_at_a_time:
                 made = np.frombuffer(maker.make(order), np.uint8).copy()
-            if number in config.altered:
-                made[SIZE] ^= 1
             future.set_result(made.tobytes() if config.note("made") % 2 else made)
 
 

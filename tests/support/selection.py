@@ -16,7 +16,6 @@ LONG: Final = (
     "hydra/test_hydra_commands.py::test_submitit_launcher",
     "core/epoch/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
     "core/epoch/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
-    "lightning/test_strategies.py::test_a_killed_rank_leaves_nothing_behind[[]ddp_fork*",
     "lightning/test_strategies.py::test_strategies[[]ddp_fork forkserver*",
     "lightning/test_strategies.py::test_strategies[[]ddp_notebook*",
     "node/test_shared_dataset.py::test_killed_at_any_instruction[[]*-while*",
@@ -48,11 +47,6 @@ THINNED: Final = {
     "profiling/test_statistics.py::test_a_delay_is_found_in_its_stage": 2,
 }
 """Test to how many cells one of them is of the default run."""
-
-
-_GIVEN_BACK: Final = "memory is given back by holes in a memfd"
-_FOUND: Final = "files in memory are found by their label"
-_SPARSE: Final = "a file takes its room on the disk beforehand"
 
 
 def leave_to_slow(items: list[pytest.Item]) -> None:

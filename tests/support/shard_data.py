@@ -35,19 +35,7 @@ class Generator(Tagged, stateful_data.Stream):
             yield self.item(number)
 
 
-class Stream(Tagged, stateful_data.Stream):
-    pass
-
-
 class WithIteratorState(Tagged, stateful_data.WithIteratorState):
-    pass
-
-
-class WithState(Tagged, stateful_data.WithState):
-    pass
-
-
-class OwnIterator(Tagged, stateful_data.OwnIterator):
     pass
 
 
@@ -56,10 +44,6 @@ class WithBothStates(Tagged, stateful_data.WithBothStates):
 
 
 KINDS: dict[str, Any] = {
-    "neither": Stream,
     "generator": Generator,
     "iterator": WithIteratorState,
-    "dataset": WithState,
-    "its own iterator": OwnIterator,
-    "both": WithBothStates,
 }

@@ -2,7 +2,6 @@
 
 import ast
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "lit_loader"
@@ -23,18 +22,21 @@ def modules() -> dict[str, str]:
     }
 
 
-def imports(source: str) -> Iterator[str]:
+@functools.cache
+def imports(source: str) -> list[str]:
     """All that a module imports, wherever in it, as dotted names; not what is only for types."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = []
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
 
 
 @functools.cache

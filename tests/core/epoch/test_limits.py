@@ -77,12 +77,14 @@ IN_NAMESPACE = (
 )
 
 
-def run(program: str, tmp_path: Path, shell: str | None = None, **words: object) -> list[str]:
+def run(
+    program: str, tmp_path: Path, shell: str | None = None, forked: bool = True, **words: object
+) -> list[str]:
     """Run a program, perhaps by a shell with mounts of its own; returns the lines it printed."""
     path = tmp_path / "program.py"
     path.write_text(BEGIN + textwrap.dedent(program))
     if shell is None:
-        return run_program(path, options=("-W", "error")).splitlines()
+        return run_program(path, options=("-W", "error"), forked=forked).splitlines()
     script = shell.format(python=f"{sys.executable} -W error", program=path, **words)
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -130,7 +132,7 @@ def test_too_few_open_files_for_the_workers(tmp_path: Path) -> None:
             limit(resource.RLIMIT_NOFILE, 256)
             print(outcome if descriptors() <= begun else f"left open: {descriptors()} > {begun}")
     """
-    lines = run(program, tmp_path)
+    lines = run(program, tmp_path, forked=False)  # which has no others open
     assert len(lines) == 9  # each of them one
     assert lines[-1] == "True"
     refused = [line for line in lines if line != "True"]

@@ -66,7 +66,7 @@ for loaders in torch.utils.data, lit_loader:
 def test_workers_are_the_program_s_children_as_with_torch(tmp_path: Path) -> None:
     """They have what the program changes between its epochs."""
     (program := tmp_path / "program.py").write_text(PROGRAM)
-    lines = run_program(program).splitlines()
+    lines = run_program(program, forked=True).splitlines()
     expected = [[(index, level, True) for index in range(4)] for level in range(3)]
     assert lines == 2 * [*map(str, expected)]
 
@@ -101,7 +101,7 @@ def test_the_program_changes_the_dataset_and_a_worker_is_killed(name: str, metho
     assert ("has another dataset.table than the workers before" in texts[0]) == differs
 
 
-@pytest.mark.parametrize("passes", [30, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("passes", [15, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_any_number_of_short_passes(passes: int) -> None:
     loader = DataLoader(Rows(4), num_workers=2)
     before = None

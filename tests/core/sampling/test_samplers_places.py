@@ -88,26 +88,6 @@ def loader_of(sampler: Placed, **options: Any) -> DataLoader[Any]:
     return DataLoader(range(SAMPLES), batch_sampler=sampler, **options)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [Placed, Indices, OfIterator])
-def test_a_resume_gives_the_rest_and_what_follows(kind: Any, workers: int) -> None:
-    with loader_of(kind(), num_workers=workers, persistent_workers=workers > 0) as loader:
-        states, got, iterator = {}, [], iter(loader)
-        for number in (1, 201, 390):
-            got += lists(islice(iterator, number - len(got)))
-            states[number] = through_file(loader.state_dict())
-        expected = [*got, *lists(iterator), *lists(loader)]
-    for number, state in states.items():
-        sampler = kind()
-        resumed = loaded(loader_of(sampler), state)
-        iterator = iter(resumed)
-        first = lists(islice(iterator, 1))
-        assert sampler.drawn == (4 if kind is Indices else 1)  # it is not drawn again
-        once_more = loaded(loader_of(kind()), resumed.state_dict())
-        assert lists(once_more) == expected[number + 1 : BATCHES]
-        assert [*first, *lists(iterator), *lists(resumed)] == expected[number:]
-
-
 @pytest.mark.parametrize("batches", [3, None], ids=["given up", "whole"])
 @pytest.mark.parametrize("kind", [Placed, Indices, OfIterator])
 def test_a_state_of_a_pass_of_which_no_step_was_committed(kind: Any, batches: int | None) -> None:

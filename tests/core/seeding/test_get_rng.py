@@ -113,6 +113,7 @@ def test_a_replacement_draws_what_its_position_draws(workers: int) -> None:
     assert expected[found[:, 0] != expected[:, 0], 0].tolist() == [5]
 
 
+@pytest.mark.usefixtures("forked_relays")
 def test_on_another_machine(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

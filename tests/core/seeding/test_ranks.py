@@ -22,7 +22,7 @@ KINDS = ["sampler", "shuffle", "stream"]
 
 def jobs(*each: tuple[str, int, str]) -> list[Any]:
     """The passes of each job's ranks: columns of indices, and of noise of three libraries."""
-    printed = run_program(Path(seeded_ranks.__file__), json.dumps(each))
+    printed = run_program(Path(seeded_ranks.__file__), json.dumps(each), forked=True)
     found: list[Any] = json.loads(printed.splitlines()[-1])
     return found
 

@@ -55,7 +55,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_ordinary_programs(method: str, tmp_path: Path) -> None:
     (program := tmp_path / "program.py").write_text(PROGRAM)
     out = run_program(program, method, tmp_path / "killed")

@@ -118,9 +118,6 @@ def test_tensors_of_one_storage_share_it() -> None:
     assert not base.is_shared()  # the parent's is where it was
 
 
-# Buffers of other libraries ----------------------------------------------------------------------
-
-
 # Files -------------------------------------------------------------------------------------------
 
 

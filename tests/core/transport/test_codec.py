@@ -1,7 +1,6 @@
 """What goes into a slot comes out of it: values, kinds, sharing, lifetimes, refusals."""
 
 import gc
-import itertools
 import pathlib
 import re
 import threading
@@ -164,48 +163,6 @@ def random_tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     if dtype is torch.bool:
         return values.bool().reshape(shape)
     return values.view(dtype).reshape(shape)
-
-
-@pytest.mark.usefixtures("way")
-class TestDtypes:
-    def test_every_dtype_and_shape(self) -> None:
-        for dtype, shape in itertools.product(DTYPES, [(), (1,), (3, 5), (0,), (2, 0, 3)]):
-            sent = random_tensor(dtype, *shape)
-            got = carry(sent)
-            check_tensor(got, sent)
-            assert got.untyped_storage().nbytes() == sent.numel() * dtype.itemsize
-            if shape == (3, 5):
-                turned = carry(sent.t())
-                check_tensor(turned, sent.t())
-                assert turned.stride() == (1, 5)
-
-    def test_every_dtype_in_slot_memory(self) -> None:
-        for dtype in DTYPES:
-            slot = new_slot()
-            writer = SlotWriter(slot)
-            made = writer.empty((3, 5), dtype)
-            assert made is not None
-            made.copy_(random_tensor(dtype, 3, 5))
-            position = writer.position
-            got = decode(slot, *encode(made, writer))
-            assert got.data_ptr() == made.data_ptr()
-            assert writer.position < position + 512  # a descriptor, and no copy
-            check_tensor(got, random_tensor(dtype, 3, 5))
-
-
-@pytest.mark.usefixtures("way")
-class TestStrides:
-    def test_expanded_stays_cheap(self) -> None:
-        sent = torch.randn(3, 1).expand(3, 100_000)
-        got = carry(sent, capacity=4096)
-        assert got.stride() == (1, 0) and torch.equal(got, sent)
-
-    def test_sparse_view_is_packed(self) -> None:
-        big = torch.arange(100_000.0)
-        got = carry(big[::100], capacity=8192)
-        assert got.stride() == (1,) and torch.equal(got, big[::100])
-        rows = carry(big.view(1000, 100).t()[::10], capacity=1 << 16)
-        assert torch.equal(rows, big.view(1000, 100).t()[::10])
 
 
 @pytest.mark.usefixtures("way")

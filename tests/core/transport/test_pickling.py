@@ -299,7 +299,10 @@ def session(source: str, how: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("how", "method"), [("-c", "spawn"), ("stdin", "forkserver")])
+@pytest.mark.parametrize(
+    ("how", "method"),
+    [pytest.param("-c", "spawn", marks=pytest.mark.slow), ("stdin", "forkserver")],
+)
 def test_a_session_without_a_file(tmp_path: Path, how: str, method: str) -> None:
     """What is defined there goes along, and comes back as the very same types."""
     source = SESSION + SESSION_RUN.replace("METHOD", method)
