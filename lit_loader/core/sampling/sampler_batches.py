@@ -116,7 +116,7 @@ class SamplerBatches:
     def _finish(self, batches: Iterator[Any]) -> None:
         """Let the sampler come to its end, after which many prepare their next pass.
 
-        Some programs ask for ``len(loader)`` batches and no more, as Lightning does.
+        Some programs ask for ``len(loader)`` batches and no more.
         """
         try:
             more = [*itertools.islice(batches, 1)]
