@@ -291,7 +291,7 @@ quiet = pytest.mark.filterwarnings(
 
 
 @quiet
-@fuzzing(120)
+@fuzzing(200)
 @given(st.data())
 def test_any_state_is_loaded_or_refused(data: st.DataObject) -> None:
     fuzz(data, data.draw(st.sampled_from(sorted(KINDS))), 0)
