@@ -248,10 +248,12 @@ def _fix(seen: Evidence, stage: str, waiting: float) -> str:
         growing = "let it run: it starts more workers while the loop waits"
         return cheaper if seen.auto.limited else growing
     few = seen.computing * seen.num_workers < BUSY * seen.cores
-    if waiting >= ELSEWHERE and few:
+    # A core that were free would not shorten what a sample sleeps, or waits for storage.
+    if few and waiting >= ELSEWHERE * (1 - seen.queued):
+        threads = "" if seen.iterable else ". Or set read_threads, with the workers that you have"
         return (
             f"raise num_workers, even beyond the {seen.cores} CPU cores: the workers mostly wait, "
-            "so ignore LL031"
+            f"so ignore LL031{threads}"
         )
     if seen.queued > seen.computing and seen.num_workers <= seen.cores:
         return "free CPU cores: other programs, or the training step, use them"

@@ -76,6 +76,12 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
         seen(0.4, *[0.9] * 4, computing=0.1), "waited for 90 % (storage, network)",
         "raise num_workers, even beyond the 4 CPU cores",
     ),
+    "workers wait, and for a core, too": (
+        seen(0.4, *[0.9] * 4, computing=0.02, queued=0.75), "75 % (a CPU core)", "read_threads"
+    ),
+    "a stream's workers wait": (
+        seen(0.4, *[0.9] * 4, computing=0.1, iterable=True), "90 % (st", "wait, so ignore LL031"
+    ),
     "workers wait for a core": (
         seen(0.4, 0.9, 0.9, computing=0.3, queued=0.6), "60 % (a CPU core)", "free CPU cores"
     ),
