@@ -127,7 +127,7 @@ def _found(seen: Evidence) -> Iterator[_Verdict | None]:
     yield (
         "not found",
         [_busy(seen), "neither slow batches nor the transfer explain the wait"],
-        "none is known; LoaderMonitor(trace=True) shows who waits for whom",
+        "none is known",
     )
 
 
