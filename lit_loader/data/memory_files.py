@@ -42,7 +42,7 @@ import torch
 from lit_loader import __version__
 from lit_loader.core.system import linux
 
-__all__ = ["find", "is_supported", "label_of", "lock", "new", "seal"]
+__all__ = ["find", "label_of", "lock", "new", "seal"]
 
 _READABLE: Final = 0x0F  # F_SEAL_SEAL, _SHRINK, _GROW and _WRITE: nothing about it changes any more
 _WRITABLE: Final = 0x02  # F_SEAL_SHRINK
@@ -53,11 +53,6 @@ _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 _PAUSE: Final = 0.001
 
 _held: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-def is_supported() -> bool:
-    """Whether files are found here (Linux, with ``/proc``)."""
-    return hasattr(os, "memfd_create") and os.path.isdir(f"{linux.PROC}/self/fd")
 
 
 def label_of(kind: str, *parts: object) -> str:

@@ -17,7 +17,6 @@ import importlib.util
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -40,9 +39,6 @@ _PROCESSES: Final = Policy(
     "cannot be pickled, as shared_dataset needs",
     "leave it out in __getstate__ and make it on first use",
 )
-
-_building: set[tuple[int, str]] = set()
-"""Which threads of this process build what now."""
 
 _log = logging.getLogger("lit_loader.node")
 
@@ -74,12 +70,10 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
         timeout: Seconds to wait for another process that builds.
 
     Returns:
-        The dataset. Elsewhere than on Linux, and where memory does not suffice, it is this
-        process's own, and a line is logged.
+        The dataset. Where memory does not suffice, it is this process's own, and a line is logged.
 
     Raises:
-        OptionError: An argument is refused, or the factory draws random numbers, or asks for this
-            very dataset.
+        OptionError: An argument is refused, or the factory draws random numbers.
         TransportError: The factory or the dataset cannot be pickled.
         LoaderError: Another process has not finished within ``timeout``.
 
@@ -104,14 +98,6 @@ def shared(factory: Callable[[], Any], key: str, identity: object, timeout: floa
     key = filled_text("key", key)
     timeout = seconds("timeout", timeout)
     label = memory_files.label_of(_LABEL, key, _pickled(identity))
-    me = threading.get_ident(), label
-    if me in _building:
-        raise OptionError(
-            f"the factory of shared_dataset({key!r}) asks for the dataset that it is to make, and "
-            "would wait for itself: make the dataset by its class"
-        )
-    if not memory_files.is_supported():
-        return _alone(factory, key, "there are no files in memory that others could find")
     try:
         lock = memory_files.lock(label, timeout)
     except TimeoutError as error:
@@ -124,11 +110,7 @@ def shared(factory: Callable[[], Any], key: str, identity: object, timeout: floa
     with lock:
         fd = memory_files.find(label)
         if fd is None:
-            _building.add(me)
-            try:
-                return _built(factory, key, label)
-            finally:
-                _building.discard(me)
+            return _built(factory, key, label)
     return _mapped(fd, factory, key)
 
 

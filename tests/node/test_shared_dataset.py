@@ -249,16 +249,6 @@ def test_a_factory_that_cannot_be_pickled() -> None:
         shared_dataset(factory, "v1")
 
 
-def asks_for_itself() -> Any:
-    return shared_dataset(asks_for_itself, "v1", timeout=60)
-
-
-def test_a_factory_that_asks_for_itself() -> None:
-    for _ in range(2):  # nothing is left of the first
-        with pytest.raises(OptionError, match="would wait for itself"):
-            asks_for_itself()
-
-
 def refuse(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
@@ -268,7 +258,6 @@ def test_where_it_cannot_be_shared(
 ) -> None:
     """Each process has its own, and says so."""
     cases: list[tuple[Any, str, Any, str]] = [
-        (files, "is_supported", lambda: False, "no files in memory"),
         (module, "memory_left", lambda: 1 << 28, "and 268 MB are left"),
         (files, "new", refuse, "No space left on device"),
         (files, "lock", refuse, "No space left on device"),
