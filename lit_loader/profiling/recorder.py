@@ -149,7 +149,6 @@ def evidence_of(records: Sequence[Timings], hangs: Sequence[int] = (), **around:
         slow=_seconds(each.waited for each, took in zip(records, made, strict=True) if took > slow),
         starts=len(first),
         startup=_seconds(each.waited for each in first),
-        startup_fetch=_seconds(min(each.fetch, each.waited) for each in first),
         hangs=len(hung),
         hung=_seconds(hung),
         busy=tuple(nanoseconds / 1e9 for nanoseconds in busy.values()),
