@@ -74,6 +74,10 @@ class LoaderPosition(NamedTuple):
 
 if TYPE_CHECKING:
     from lit_loader.accelerator.device_copy import Move
+    from lit_loader.core.epoch.pass_tasks import PassTasks
+    from lit_loader.core.epoch.passes import Pass
+    from lit_loader.core.executors.executor import Executor, FewerWorkers, Task, WorkerDeath
+    from lit_loader.core.executors.worker_pool import WorkerPool
     from lit_loader.profiling.statistics import LoaderStatistics
     from lit_loader.remote.ray_workers import RayWorkers
 
@@ -105,7 +109,7 @@ class _AddOns(Seams):
     Here, and nowhere else, the core meets its add-ons; each is imported on first use.
     """
 
-    def spec_parts(self, core: Any) -> dict[str, Any]:
+    def spec_parts(self, core: LoaderCore) -> dict[str, Any]:
         loader = core.loader
         parts: dict[str, Any] = {}
         if loader.on_sample_error != "raise" or loader.sample_retries:
@@ -122,7 +126,7 @@ class _AddOns(Seams):
             parts["table_of"] = table_of
         return parts
 
-    def advice(self, core: Any) -> Iterable[str]:
+    def advice(self, core: LoaderCore) -> Iterable[str]:
         loader, distributed = core.loader, torch.distributed
         threads = loader.num_workers if loader.worker_method == "thread" else 0
         if max(loader.read_threads, threads) > 1:
@@ -135,33 +139,33 @@ class _AddOns(Seams):
 
             yield from advice_before_epoch(core)
 
-    def idle(self, core: Any) -> str | None:
+    def idle(self, core: LoaderCore) -> str | None:
         if core.shards is None or core.auto is not None:
             return None
         from lit_loader.streams.advice import advice_if_idle
 
         return advice_if_idle(core.shards, core.loader.num_workers)
 
-    def position(self, core: Any, start: Position) -> PassPosition:
+    def position(self, core: LoaderCore, start: Position) -> PassPosition:
         if not core.iterable:
             return super().position(core, start)
         from lit_loader.streams.stream_position import StreamPosition
 
         return StreamPosition(start, core.readers)
 
-    def stream_tasks(self, core: Any, made: Any, in_order: bool) -> Any:
+    def stream_tasks(self, core: LoaderCore, made: Pass, in_order: bool) -> PassTasks:
         from lit_loader.streams.stream_tasks import tasks_of
 
         return tasks_of(core, made, in_order)
 
-    def end_policy(self, core: Any, made: Any) -> Any:
+    def end_policy(self, core: LoaderCore, made: Pass) -> Any:
         if not core.iterable or core.replica[1] == 1:
             return None
         from lit_loader.streams.uneven_ranks import tail_of
 
         return tail_of(core, made)
 
-    def device_copy(self, core: Any) -> Any:
+    def device_copy(self, core: LoaderCore) -> Any:
         moves = core.loader._copies_to
         if moves is None:
             return None
@@ -169,7 +173,7 @@ class _AddOns(Seams):
 
         return DeviceCopy(*moves)
 
-    def pin_memory(self, core: Any) -> Any:
+    def pin_memory(self, core: LoaderCore) -> Any:
         loader = core.loader
         if not loader.pin_memory:
             return None
@@ -177,14 +181,14 @@ class _AddOns(Seams):
 
         return Pinning.of(loader.pin_memory_device, core.warn_once)
 
-    def executor(self, core: Any, made: Any) -> Any:
+    def executor(self, core: LoaderCore, made: Pass) -> Executor | None:
         if core.loader.worker_method != "thread":
             return None
         from lit_loader.threads.thread_executor import ThreadExecutor
 
         return ThreadExecutor(core, made)
 
-    def remote_workers(self, core: Any) -> Any:
+    def remote_workers(self, core: LoaderCore) -> Any:
         loader = core.loader
         if not core.remote_workers:
             return None
@@ -192,28 +196,28 @@ class _AddOns(Seams):
 
         return RemoteWorkers(loader.remote)
 
-    def auto(self, core: Any) -> Any:
+    def auto(self, core: LoaderCore) -> Any:
         from lit_loader.profiling.auto_workers import AutoWorkers
 
         return AutoWorkers()
 
-    def sample_errors(self, core: Any) -> Any:
+    def sample_errors(self, core: LoaderCore) -> Any:
         from lit_loader.data.sample_errors import SampleErrorLog
 
         return SampleErrorLog(core.loader.max_sample_errors, core.log)
 
-    def sum_up(self, core: Any) -> None:
+    def sum_up(self, core: LoaderCore) -> None:
         from lit_loader.profiling.recorder import Recorder
 
         Recorder.of(core.log).flush()
 
-    def statistics(self, core: Any, memory: bool) -> LoaderStatistics:
+    def statistics(self, core: LoaderCore, memory: bool) -> LoaderStatistics:
         from lit_loader.profiling.recorder import statistics_of
 
         caches = _loaded("lit_loader.data.cached_dataset")
         return statistics_of(core, memory, caches.figures_of(core.dataset) if caches else {})
 
-    def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
+    def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, Any]:
         from lit_loader.profiling.shown import ShownLoader
 
         shown: ShownLoader = core.of_process.setdefault("shown", ShownLoader())
@@ -224,7 +228,7 @@ class _AddOns(Seams):
 
         return torch_iterator
 
-    def shared_by_fork(self, core: Any, num_workers: int) -> Iterable[str]:
+    def shared_by_fork(self, core: LoaderCore, num_workers: int) -> Iterable[str]:
         held = getattr(core.dataset, "__dict__", None) or {}
         plain = all(isinstance(value, _PLAIN) for value in held.values())
         if plain or core.of_process.setdefault("handles looked at", False):
@@ -234,7 +238,7 @@ class _AddOns(Seams):
 
         return fork_dangers(core.dataset, num_workers > 1, core.loader.worker_init_fn is not None)
 
-    def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
+    def look_at_workers(self, core: LoaderCore, pool: Any, now: float) -> None:
         if pool.processes and pool.oom_kills is None and now >= pool.began + _SETTLING:
             from lit_loader.data.memory import memory_limits
 
@@ -245,14 +249,20 @@ class _AddOns(Seams):
 
         return stall_of(workers)
 
-    def explain(self, pool: Any, death: Any, task: Any, waited: Any = None) -> str:
+    def explain(
+        self,
+        pool: WorkerPool,
+        death: WorkerDeath,
+        task: Task | None,
+        waited: tuple[float, float] | None = None,
+    ) -> str:
         from lit_loader.diagnostics import death_messages
 
         if waited is not None:
             pool.waits.hangs.append(time.monotonic_ns())
         return death_messages.explain(pool, death, task, waited)
 
-    def fewer_workers(self, pool: Any, death: Any) -> Any:
+    def fewer_workers(self, pool: WorkerPool, death: WorkerDeath) -> FewerWorkers | None:
         from lit_loader.diagnostics import death_messages
 
         return death_messages.fewer_workers(pool, death)
@@ -578,6 +588,8 @@ class DataLoader(_TorchLoader[T_co]):
         self.__dict__.update(state)
         self._core.begin_in_this_process(self)
 
+    _is_finalizing = staticmethod(sys.is_finalizing)
+
     @property
     def _iterator(self) -> Any:
         """The iterator that has the persistent workers; programs set it to None to end these."""
@@ -844,7 +856,8 @@ class DataLoader(_TorchLoader[T_co]):
         Batches that you hold stay valid. An iterator with workers that has not ended raises a
         LoaderError; one without workers continues. You can iterate the loader again.
         """
-        self._core.close()
+        if not self._is_finalizing():  # then workers end by themselves, and modules may be gone
+            self._core.close()
 
     def __enter__(self) -> DataLoader[T_co]:
         return self

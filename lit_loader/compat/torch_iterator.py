@@ -16,7 +16,6 @@ iterator asks here by `core/epoch/iterator.py`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +78,5 @@ def _leave_out(position: PassPosition, number: int) -> None:
     """Begin after batch ``number``; nothing was yielded yet."""
     ahead = tuple(n for n in position.start.ahead if n > number)
     sampler = position.sampler_at(number + 1)
-    position.begin_at(
-        dataclasses.replace(position.start, batches=number + 1, ahead=ahead, sampler=sampler)
-    )
+    start = position.start._replace(batches=number + 1, ahead=ahead, sampler=sampler)
+    position.begin_at(start)

@@ -28,7 +28,15 @@ _BUSY: Final = 0.05
 
 _SHOWN, _LINES = 8, 12  # workers that are shown, and lines of the stacks of each
 
-_SLOW: Final = "Use more workers or smaller batches, or make the samples cheaper."
+_SLOW: Final = (
+    "the workers are slow but make progress.",
+    "Use more workers or smaller batches, or make the samples cheaper.",
+)
+_STARTING: Final = (
+    "the workers are still starting.",
+    "What they import, or unpickle, takes long.",
+)
+_STUCK: Final = "the workers are stuck [LL008]."
 
 _UNNAMED: Final = ("python", "python3", "pt_main_thread", Path(sys.executable).name[:15])
 """What threads are called that were given no name: torch's, OpenMP's."""
@@ -66,7 +74,13 @@ class Stall:
             if pool.closed:
                 return
             raise
-        _warn(seconds, slow, lines, _advice(pool, rows, lines))
+        starting = bool(rows) and all(row.stage == Stage.STARTING for row in rows.values())
+        if slow:
+            _warn(seconds, lines, *_SLOW)
+        elif starting and not pool.workers.forks:
+            _warn(seconds, lines, *_STARTING)
+        else:
+            _warn(seconds, lines, _STUCK, _advice(pool, rows, lines))
 
     def _line(self, pool: Any, worker: int, row: BoardRow) -> str:
         process = pool.workers.processes.get(worker)
@@ -100,7 +114,7 @@ class ThreadStall:
             who = f"Worker thread {each.number}: {each.doing(row)}"
             lines += [_at(who, row, _task(each), self._used.get(each.number)), each.stack()]
         advice = "Look at the stacks: a thread cannot be ended or replaced."
-        _warn(seconds, slow, lines, advice)
+        _warn(seconds, lines, *(_SLOW if slow else (_STUCK, advice)))
 
 
 def _task(worker: Any) -> str:
@@ -112,15 +126,12 @@ def _slow(rows: Any, began: float) -> bool:
     return any(row.since / 1e9 > began for row in rows)
 
 
-def _warn(seconds: float, slow: bool, lines: list[str], advice: str) -> None:
-    how = "the workers are stuck [LL008]."
-    if slow:
-        how = "the workers are slow but make progress."
+def _warn(seconds: float, lines: list[str], how: str, advice: str) -> None:
     text = "\n".join(
         (
             f"lit_loader: no batch received for {duration(seconds)}: {how}",
             *lines,
-            f"{_SLOW if slow else advice} (stall_warning=0 turns this warning off.)",
+            f"{advice} (stall_warning=0 turns this warning off.)",
         )
     )
     warnings.warn(text, StallWarning, stacklevel=program_stacklevel())
@@ -168,8 +179,6 @@ def _remote(pool: Any) -> list[str]:
 def _advice(pool: Any, rows: dict[int, BoardRow], lines: list[str]) -> str:
     if not rows:
         return "Look at the machines of the remote workers."
-    if all(row.stage == Stage.STARTING for row in rows.values()) and not pool.workers.forks:
-        return "They are still starting: what they import, or unpickle, takes long."
     locked = pool.workers.forks and looks.LOCK in "".join(lines)
     if not locked or not any(map(pool.is_at_its_first, rows)):
         return "With timeout=… (seconds) lit_loader replaces a worker that hangs."

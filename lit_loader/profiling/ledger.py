@@ -37,7 +37,7 @@ def state_at(core: LoaderCore, epoch: int, batch: int) -> dict[str, Any]:
     plan, place = _computed(core, "state_at"), _start(core, epoch, "state_at")
     most = -(-len(plan.source) // plan.global_size)
     number = whole_number("batch", batch, low=0, below=most + 1)
-    return state_of(core, replace(place, batches=number))
+    return state_of(core, place._replace(batches=number))
 
 
 def _start(core: LoaderCore, epoch: Any, what: str) -> Position:

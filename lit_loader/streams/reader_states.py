@@ -17,7 +17,6 @@ the rest of a state is (`core/state/loader_state.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from lit_loader.core.state.loader_state import LoaderState, copied
@@ -66,7 +65,7 @@ def to_position(loaded: LoaderState, fingerprint: Fingerprint, shards: Shards | 
     elif loaded.fingerprint.get("rank") != fingerprint.get("rank"):
         readers = tuple(point._replace(digests=()) for point in readers)  # of that rank's data
     batches = sum(point.delivered for point in readers)
-    return replace(position, batches=batches, ahead=(), sampler=None, readers=readers)
+    return position._replace(batches=batches, ahead=(), sampler=None, readers=readers)
 
 
 def advice(loaded: LoaderState, dataset: Any) -> str | None:

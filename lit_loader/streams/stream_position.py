@@ -6,7 +6,6 @@ shows whether the state leads to where it was. A newer one waits until it is tha
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from lit_loader.core.state.position import PassPosition, Position
@@ -105,11 +104,11 @@ class StreamPosition(PassPosition):
         readers = [*self._readers]
         readers[last.reader] = last.before
         since = last.batches - self.start.batches
-        return replace(now, batches=last.batches, readers=tuple(readers), since=since)
+        return now._replace(batches=last.batches, readers=tuple(readers), since=since)
 
     def now(self) -> Position:
         """Return the position of this moment."""
-        return replace(super().now(), readers=tuple(self._readers), since=self.since)
+        return super().now()._replace(readers=tuple(self._readers), since=self.since)
 
     # --- turns ---
 

@@ -291,6 +291,14 @@ class Rows:
     def collate(self, samples):
         return samples
 
+class Owner:
+    def __del__(self):
+        self.loader.close()
+
+owner = Owner()
+owner.loader = DataLoader(range(12), 4, num_workers=2)
+owner.batches = iter(owner.loader)
+next(owner.batches)
 batches = endless(DataLoader(range(12), 4, num_workers=2))
 rows = Rows()
 print(len([next(batches) for _ in range(5)]), len(list(rows.loader)))

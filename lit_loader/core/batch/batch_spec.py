@@ -84,7 +84,7 @@ USUAL_MODES: Final = TorchModes()
 """What a process begins with."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class BatchSpec:
     """All that is needed to make batches; goes to every worker."""
 

@@ -33,14 +33,16 @@ from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.executors.executor import Executor, FewerWorkers, Outcome, PoolClosed, Workers
 from lit_loader.core.seeding.loader_seeds import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack
-from lit_loader.core.transport.messages import POSITION, listed
+from lit_loader.core.transport.messages import POSITION
 from lit_loader.core.transport.viewer_page import GIVEN, SINCE
 from lit_loader.describe import warn
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 
 if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
+    from lit_loader.core.epoch.loader_core import LoaderCore
     from lit_loader.core.executors.pool_executor import Healer
 
+import numpy as np
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # reach: torch: base class
 
 __all__ = ["LoaderIterator"]
@@ -56,7 +58,7 @@ class _Absent:
 class TorchSurface(_BaseDataLoaderIter):
     """Nothing of torch's class runs, its ``__init__`` included. `LoaderIterator` has the rest."""
 
-    _core: Any
+    _core: LoaderCore
     made: Any
 
     @property
@@ -121,7 +123,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         superseded: Whether another iterator has got its workers.
     """
 
-    def __init__(self, core: Any, drawn: int | None, here: bool, pin: Any) -> None:
+    def __init__(self, core: LoaderCore, drawn: int | None, here: bool, pin: Any) -> None:
         self._core, self.drawn = core, drawn
         self._data_loader = loader = core.loader  # which lives as long as it is iterated
         self._here, self._pin, self._pid = here, pin, core.pid
@@ -422,7 +424,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             page = executor.page
             if page is not None and not page.due:  # one that hangs at its first batch is seen, too
                 core.show(page, self)
-        return executor  # type: ignore[no-any-return]
+        return executor
 
     def _let_go(self, reusable: bool, exits: Callable[[], bool] = sys.is_finalizing) -> None:
         """Return the executor, keeping what has come in; a second call does nothing."""
@@ -633,8 +635,10 @@ def _give_back(
 
 def _item(indices: Any, place: int) -> Any:
     """Return one of a batch's indices; the batch's only one, or what it has in their place."""
-    indices = listed(indices)
-    return indices[place] if type(indices) is list and place < len(indices) else indices
+    if type(indices) in (list, np.ndarray) and place < len(indices):
+        index = indices[place]
+        return int(index) if isinstance(index, np.int64) else index
+    return indices
 
 
 def _end_with_the_program() -> None:

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from lit_loader.core.epoch.loader_core import LoaderCore
@@ -39,7 +38,7 @@ def state_of(core: LoaderCore, position: Position) -> dict[str, Any]:
     if plan is not None and plan.is_computed:
         parts = {ORDER: plan.source.order_state(), "distributed": position.distributed}
         sampler = {name: part for name, part in parts.items() if part is not None}
-        position = replace(position, sampler=sampler or None)
+        position = position._replace(sampler=sampler or None)
     shards = core.shards
     numbers = shards.mine if shards is not None and position.readers else None
     state = LoaderState(position, _fingerprint(core), numbers, core.seeds.place())

@@ -321,7 +321,8 @@ class LoaderCore:
                 "Pass the same seed= in each of them [LL336]"
             )
         options = self.options
-        found = find_generators(self.dataset, options.collate_fn, options.worker_init_fn)
+        roots = self.dataset, options.collate_fn, options.worker_init_fn
+        found = find_generators(*roots, sharing=self.loader.persistent_workers)
         tells = self.keeper.pool is not None
         # generator= may be a global of the dataset's module. Nothing more is drawn from it: the
         # seed of its pass decides what it yields there.

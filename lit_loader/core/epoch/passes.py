@@ -99,7 +99,7 @@ class Pass:
         start, batches = self.position.start, self.batches
         if batches is None or start.sampler is not None:
             return start
-        return replace(start, sampler=batches.at_start)
+        return start._replace(sampler=batches.at_start)
 
 
 class Passes:
@@ -241,7 +241,7 @@ class Passes:
         seeds = self._seeds_of(start, tells)
         if not self._is_seeded:
             own = tuple(self._own[path] for path, _ in found if path in self._own)
-            start = replace(start, generators=own)
+            start = start._replace(generators=own)
         batches: PassBatches | None = None
         if self.plan is not None and self.plan.is_computed:
             batches = ComputedBatches(self.plan, start)
@@ -329,8 +329,8 @@ class Passes:
             if self._mixed is not None:
                 seed = derive(self._mixed, seed)
             root = Root(seed & _MASK, "seed")
-        return replace(
-            self._before(epoch, None, None if loaded is None else loaded.sampler),
+        sampler = None if loaded is None else loaded.sampler
+        return self._before(epoch, None, sampler)._replace(
             root=root,
             distributed=None if self.plan is None else self.plan.distributed,
             told=self._set is not None or (loaded is not None and loaded.told),

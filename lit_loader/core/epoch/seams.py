@@ -15,74 +15,81 @@ need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``table
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_loader.core.state.position import PassPosition, Position
+
+if TYPE_CHECKING:
+    from lit_loader.core.epoch.loader_core import LoaderCore
+    from lit_loader.core.epoch.pass_tasks import PassTasks
+    from lit_loader.core.epoch.passes import Pass
+    from lit_loader.core.executors.executor import Executor, FewerWorkers, Task, WorkerDeath
+    from lit_loader.core.executors.worker_pool import WorkerPool
 
 
 class Seams:
     """What may be added to a loader; knows no loader, and is called with its core."""
 
-    def spec_parts(self, core: Any) -> dict[str, Any]:
+    def spec_parts(self, core: LoaderCore) -> dict[str, Any]:
         """Return parts of the `BatchSpec` by their names; asked whenever batches are to be made."""
         return {}
 
-    def advice(self, core: Any) -> Iterable[str]:
+    def advice(self, core: LoaderCore) -> Iterable[str]:
         """Return what to report of data that is divided; asked before each epoch."""
         return ()
 
-    def idle(self, core: Any) -> str | None:
+    def idle(self, core: LoaderCore) -> str | None:
         """Say, when an iterator is made, that workers would have nothing to do; None: they have."""
         return None
 
-    def position(self, core: Any, start: Position) -> PassPosition:
+    def position(self, core: LoaderCore, start: Position) -> PassPosition:
         """Return what an iterator that begins at ``start`` keeps its position in."""
         return PassPosition(start)
 
-    def stream_tasks(self, core: Any, made: Any, in_order: bool) -> Any:
+    def stream_tasks(self, core: LoaderCore, made: Pass, in_order: bool) -> PassTasks:
         """Return the `PassTasks` of an iterable dataset (`streams/stream_tasks.py`)."""
         raise NotImplementedError
 
-    def end_policy(self, core: Any, made: Any) -> Any:
+    def end_policy(self, core: LoaderCore, made: Pass) -> Any:
         """Return what decides on a stream's end: ``admits``, ``given``, ``begins_again``, ``end``.
 
         Asked when an iterator begins a `Pass`; None: each rank comes to its own.
         """
         return None
 
-    def device_copy(self, core: Any) -> Any:
+    def device_copy(self, core: LoaderCore) -> Any:
         """Return what copies batches ahead to a device (``stage``, ``source``, ``take``)."""
         return None
 
-    def pin_memory(self, core: Any) -> Any:
+    def pin_memory(self, core: LoaderCore) -> Any:
         """Return what copies batches into pinned memory, by a call or its ``thread``; or None."""
         return None
 
-    def executor(self, core: Any, start: Any) -> Any:
+    def executor(self, core: LoaderCore, made: Pass) -> Executor | None:
         """Return an `Executor` of another kind than worker processes; None: these make batches."""
         return None
 
-    def remote_workers(self, core: Any) -> Any:
+    def remote_workers(self, core: LoaderCore) -> Any:
         """Return a pool's workers on other machines (`remote/starter.py`); None: there are none."""
         return None
 
-    def auto(self, core: Any) -> Any:
+    def auto(self, core: LoaderCore) -> Any:
         """Return what sets the number of workers where that is ``"auto"`` (`AutoWorkers`)."""
         raise NotImplementedError
 
-    def sample_errors(self, core: Any) -> Any:
+    def sample_errors(self, core: LoaderCore) -> Any:
         """Return a pass's log of bad samples (``note``, ``end``)."""
         raise NotImplementedError
 
-    def sum_up(self, core: Any) -> None:
+    def sum_up(self, core: LoaderCore) -> None:
         """Take in the records of a `BatchLog` that is full."""
         core.log.records.clear()
 
-    def statistics(self, core: Any, memory: bool) -> Any:
+    def statistics(self, core: LoaderCore, memory: bool) -> Any:
         """Return the loader's statistics."""
         raise NotImplementedError
 
-    def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
+    def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, Any]:
         """Return what viewers are shown of a loader that works on an epoch; asked once a second."""
         return {}
 
@@ -90,11 +97,11 @@ class Seams:
         """Return what answers programs that treat an iterator as torch's (`compat`); or None."""
         return None
 
-    def shared_by_fork(self, core: Any, num_workers: int) -> Iterable[str]:
+    def shared_by_fork(self, core: LoaderCore, num_workers: int) -> Iterable[str]:
         """Return what to report of what workers would share; asked before a fork."""
         return ()
 
-    def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
+    def look_at_workers(self, core: LoaderCore, pool: Any, now: float) -> None:
         """Look at the workers of a pool; done once a second (of ``now``), between two batches."""
 
     def stall(self, workers: Any) -> Any:
@@ -105,7 +112,11 @@ class Seams:
         return None
 
     def explain(
-        self, pool: Any, death: Any, task: Any, waited: tuple[float, float] | None = None
+        self,
+        pool: WorkerPool,
+        death: WorkerDeath,
+        task: Task | None,
+        waited: tuple[float, float] | None = None,
     ) -> str:
         """Say how a worker came to its end (`WorkerDeath`), why, and what to do; here: the facts.
 
@@ -114,7 +125,7 @@ class Seams:
         """
         return f"Worker {death.worker} (pid {death.pid}) has ended, exit code {death.exitcode}."
 
-    def fewer_workers(self, pool: Any, death: Any) -> Any:
+    def fewer_workers(self, pool: WorkerPool, death: WorkerDeath) -> FewerWorkers | None:
         """Return a `FewerWorkers` if there are to be fewer, as a worker has died; else None."""
         return None
 

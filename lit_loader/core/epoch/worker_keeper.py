@@ -22,6 +22,7 @@ from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.describe import program_stacklevel
 
 if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
+    from lit_loader.core.epoch.loader_core import LoaderCore
     from lit_loader.core.executors.worker_pool import WorkerPool
 
 __all__ = ["WorkerKeeper"]
@@ -30,7 +31,7 @@ __all__ = ["WorkerKeeper"]
 class WorkerKeeper:
     """The workers of one loader in one process; ``core`` is the loader's."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: LoaderCore) -> None:
         self._core = weakref.ref(core)
         self.pool: WorkerPool | None = None  # the persistent workers
         self._started_with: PassOptions | None = None
@@ -40,7 +41,7 @@ class WorkerKeeper:
         self.resizes = 0  # how often the number of workers was changed while they live
 
     @property
-    def core(self) -> Any:
+    def core(self) -> LoaderCore:
         """The loader's core; whoever asks holds it, or an iterator of it."""
         core = self._core()
         assert core is not None
@@ -190,7 +191,7 @@ class WorkerKeeper:
             None if self.pool is None else LoaderIterator(self.core, None, False, None).as_ended()
         )
 
-    def processes(self, iterator: LoaderIterator[Any]) -> list[Any]:
+    def processes(self, iterator: Any) -> list[Any]:
         """Return the processes of the workers that are an iterator's, or idle."""
         workers = iterator.workers or (self.pool if self.holder is None else None)
         return [] if workers is None else workers.processes

@@ -57,6 +57,7 @@ from lit_loader.core.transport.arena import Arena, Slot
 from lit_loader.core.transport.messages import (
     NOT_TO_BE_HAD,
     NOT_WANTED,
+    POSITION,
     Message,
     Need,
     Reply,
@@ -324,7 +325,7 @@ class WorkerPool:
         """The worker that a task is to be sent to now; None: it has to wait."""
         if self._homes is not None:
             return self._by_number.get(self._homes.home(position_of(task.number)))
-        found, most, home = None, 1, position_of(task.number) % max(1, self.num_workers)
+        found, most, home = None, 1, (task.number & POSITION) % max(1, self.num_workers)
         for worker in self._by_number.values():
             credit = self._credit if worker.credit is None else worker.credit
             # Of several with as much room the same one in each epoch, for what a dataset keeps.

@@ -81,6 +81,8 @@ class Shard:
     def positions(self, start: int, stop: int, length: int) -> Indices:
         """Return where in a stream of ``length`` items this rank's ``start`` to ``stop`` are."""
         positions = np.arange(start, stop, dtype=np.int64)
+        if self.num_replicas == 1:
+            return positions
         positions *= self.num_replicas
         positions += self.rank
         if self.remainder == "pad":

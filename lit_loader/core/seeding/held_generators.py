@@ -23,7 +23,8 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from enum import Enum
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -61,6 +62,7 @@ _LEAVES: Final[tuple[type, ...]] = (
 )
 _CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset, np.ndarray)
 CLOSED: Final = frozenset(sys.stdlib_module_names) | {"numpy", "torch"}
+_NO_GLOBALS: Final = CLOSED | {"lit_loader"}
 _ENTERED: Final = (types.SimpleNamespace, argparse.Namespace, torch.utils.data.Dataset)
 _OPAQUE: Final = frozenset(
     {  # Trainers, loggers, tables, clients: large, and no data is drawn from what they hold.
@@ -72,7 +74,7 @@ _SHARING: Final = frozenset(
     f"multiprocessing.{name}" for name in ("sharedctypes", "shared_memory", "managers", "queues")
 )
 
-_Lead = tuple[str, Any]
+_Lead = tuple[str | int, Any]  # an item's place, or the step as it is shown
 
 
 class Found(NamedTuple):
@@ -83,13 +85,14 @@ class Found(NamedTuple):
     cut: str | None = None  # where the search has ended at one of its limits
 
 
-def find_generators(*roots: object) -> Found:
+def find_generators(*roots: object, sharing: bool = False) -> Found:
     """Find the random generators that these objects hold in plain sight.
 
     Found are ``numpy.random.Generator``, ``BitGenerator`` and ``RandomState``, ``torch.Generator``,
     ``random.Random``, and what derives from them, each once; not the three global ones.
+    ``sharing``: look for memory that processes share, too.
     """
-    search = _Search()
+    search = _Search(sharing)
     for root in roots:
         search.look_at(root, -1, type(root).__name__, 0)
     search.run()
@@ -97,16 +100,71 @@ def find_generators(*roots: object) -> Found:
     return Found(tuple(pairs), search.shared, search.cut)
 
 
+class _Role(Enum):
+    """What the search does with objects of a type."""
+
+    LEAF = "leaf"  # nothing is to be found in there
+    ARRAY = "array"  # a leaf, unless it is of objects
+    GENERATOR = "generator"
+    BITS = "bits"  # a generator's state is in its ``bit_generator``
+    CONTAINER = "container"
+    FUNCTION = "function"  # only its module is of interest
+    PARTIAL = "partial"
+    BOUND = "bound"  # a method of some object, such as rng.normal
+    MODEL = "model"  # an object, unless it has parameters
+    CLOSED = "closed"  # nothing is looked for in its attributes
+    OBJECT = "object"
+
+
+_ROLES: Final = (
+    (_LEAVES, _Role.LEAF),
+    (np.random.Generator, _Role.BITS),
+    (KINDS, _Role.GENERATOR),
+    (np.ndarray, _Role.ARRAY),
+    (_CONTAINERS, _Role.CONTAINER),
+    (types.FunctionType, _Role.FUNCTION),
+    (partial, _Role.PARTIAL),
+    ((types.MethodType, types.BuiltinFunctionType), _Role.BOUND),
+    (torch.utils.data.DataLoader, _Role.CLOSED),  # its passes have seeds of their own
+    (torch.nn.Module, _Role.MODEL),
+    (_ENTERED, _Role.OBJECT),
+)
+
+
+def _find_role(kind: type) -> _Role:
+    """Return what the search does with objects of a type."""
+    for kinds, role in _ROLES:
+        if issubclass(kind, kinds):
+            return role
+    is_far = _is_closed(kind.__module__, CLOSED | _OPAQUE)
+    return _Role.CLOSED if is_far else _Role.OBJECT
+
+
+def _find_own_classes(kind: type) -> tuple[type, ...]:
+    """Return a type and its bases, without those of Python and torch."""
+    return tuple(base for base in kind.__mro__ if not _is_closed(base.__module__))
+
+
+# Short passes are to pay little: what follows from a type alone is remembered.
+_role: Final[Callable[[type], _Role]] = lru_cache(4096)(_find_role)
+_own_classes: Final[Callable[[type], tuple[type, ...]]] = lru_cache(4096)(_find_own_classes)
+
+
+def _is_closed(module: Any, closed: frozenset[str] = CLOSED) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in closed
+
+
 class _Search:
     """One walk, breadth first."""
 
-    def __init__(self) -> None:
+    def __init__(self, sharing: bool) -> None:
         self.found: list[int] = []
         self.shared: str | None = None
         self.cut: str | None = None
         # What was looked into, with the number of what led there, and the step.
-        self.entered: list[tuple[Any, int, str]] = []
-        self._queue: deque[tuple[Any, int, str, int]] = deque()
+        self.entered: list[tuple[Any, int, str | int]] = []
+        self._sharing = sharing
+        self._queue: deque[tuple[Any, int, str | int, int]] = deque()
         self._seen = _GLOBALS.copy()
         self._modules: set[str] = set()
         self._left: dict[int, tuple[Iterator[_Lead], int]] = {}  # rest of long containers
@@ -114,19 +172,22 @@ class _Search:
 
     def path(self, number: int) -> str:
         """Return the way from the root to something, such as "Digits.transform.rng"."""
-        steps = []
+        steps: list[str] = []
         while number >= 0:
             _, parent, step = self.entered[number]
-            steps.append(step)
+            steps.append(f"[{step}]" if isinstance(step, int) else step)
             number = parent
         return "".join(reversed(steps))
 
-    def look_at(self, value: Any, parent: int, step: str, depth: int) -> None:
+    def look_at(self, value: Any, parent: int, step: str | int, depth: int) -> None:
         """Note something for the walk, unless nothing can be in there."""
-        if is_leaf(value) or id(value) in self._seen:
+        role = _role(type(value))
+        if role is _Role.LEAF or id(value) in self._seen:
+            return
+        if role is _Role.ARRAY and value.dtype != object:
             return
         if depth > MAX_DEPTH or len(self._seen) > MAX_OBJECTS:
-            self.cut = self.cut or (self.path(parent) + step)
+            self.cut = self.cut or (self.path(parent) + str(step))
             return
         self._seen[id(value)] = value  # kept alive: another object would get its id
         self._queue.append((value, parent, step, depth))
@@ -136,40 +197,40 @@ class _Search:
         while self._queue or self._go_on():
             value, parent, step, depth = self._queue.popleft()
             kind, number = type(value), len(self.entered)
+            role = _role(kind)
             self.entered.append((value, parent, step))
-            if issubclass(kind, np.random.Generator):
-                self.look_at(value.bit_generator, number, "", depth)
-            elif issubclass(kind, KINDS):
+            if role is _Role.GENERATOR:
                 self._note(number)
-            elif issubclass(kind, _CONTAINERS):
+            elif role is _Role.BITS:
+                self.look_at(value.bit_generator, number, "", depth)
+            elif role is _Role.CONTAINER or role is _Role.ARRAY:
                 leads = _items(value, kind)
-                for lead, item in islice(leads, FIRST_ITEMS):
-                    if type(item) not in _PLAIN:
-                        self._look_at_part(item, number, lead, depth)
+                self._look_at_parts(islice(leads, FIRST_ITEMS), number, depth)
                 self._left[number] = leads, depth
             else:
-                owners = [value] if issubclass(kind, types.FunctionType) else kind.__mro__
-                own = [each for each in owners if root_of(each) not in CLOSED]
-                for lead, part in _parts(value, kind, own):
-                    if type(part) not in _PLAIN:
-                        self._look_at_part(part, number, lead, depth)
-                for owner in own:
+                own = _own_classes(kind)
+                self._look_at_parts(_parts(value, kind, role, own), number, depth)
+                for owner in (value,) if role is _Role.FUNCTION else own:
                     self._look_at_module(owner, depth)
 
-    def _look_at_part(self, part: Any, number: int, step: str, depth: int) -> None:
-        if self.shared is None and _is_shared(part):
-            self.shared = self.path(number) + step
-        self.look_at(part, number, step, depth + 1)
+    def _look_at_parts(self, leads: Iterable[_Lead], number: int, depth: int) -> None:
+        for step, part in leads:
+            if type(part) in _PLAIN:
+                continue
+            if self._sharing and self.shared is None and _is_shared(part):
+                self.shared = self.path(number) + str(step)
+            self.look_at(part, number, step, depth + 1)
 
     def _look_at_module(self, owner: Any, depth: int) -> None:
         """Note the generators among the globals of the module that defines a class or function."""
         name = getattr(owner, "__module__", None)
-        if not isinstance(name, str) or name in self._modules:
+        if not isinstance(name, str) or name in self._modules or _is_closed(name, _NO_GLOBALS):
             return
         self._modules.add(name)
         shown = "__main__" if name == "__mp_main__" else name  # as spawned workers call it
         for each, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
-            if issubclass(type(value), KINDS):  # isinstance would call Python code of torch's
+            role = _role(type(value))  # isinstance would call Python code of torch's
+            if role is _Role.GENERATOR or role is _Role.BITS:
                 self.look_at(value, -1, f"{shown}.{each}", depth + 1)
 
     def _note(self, number: int) -> None:
@@ -183,8 +244,7 @@ class _Search:
         for number in self._holding.intersection(self._left):
             leads, depth = self._left.pop(number)
             with contextlib.suppress(RuntimeError):  # another thread changes the container
-                for lead, item in leads:
-                    self._look_at_part(item, number, lead, depth)
+                self._look_at_parts(leads, number, depth)
         return bool(self._queue)
 
 
@@ -193,27 +253,26 @@ def _items(value: Any, kind: type) -> Iterator[_Lead]:
     base = next(each for each in _CONTAINERS if issubclass(kind, each))
     if base is dict:
         for key, item in islice(dict.items(value), MAX_OBJECTS):
-            yield f"[{key!r}]" if type(key) in (str, int) else "[?]", item
+            yield f"[{key!r}]" if type(key) is str else key if type(key) is int else "[?]", item
     elif base in (set, frozenset):  # no order that two processes agree on
         yield from (("{}", item) for item in islice(base.__iter__(value), MAX_OBJECTS))
     else:
         items = value.flat if base is np.ndarray else base.__iter__(value)
-        for place, item in enumerate(islice(items, MAX_OBJECTS)):
-            yield f"[{place}]", item
+        yield from enumerate(islice(items, MAX_OBJECTS))
 
 
-def _parts(value: Any, kind: type, own: Iterable[Any]) -> Iterator[_Lead]:
+def _parts(value: Any, kind: type, role: _Role, own: Iterable[Any]) -> Iterator[_Lead]:
     """Yield what an object that is no container leads to; ``own`` are its classes with members."""
-    if issubclass(kind, partial):
+    if role is _Role.PARTIAL:
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif issubclass(kind, (types.MethodType, types.BuiltinFunctionType)):  # rng.normal, too
+    elif role is _Role.BOUND:
         yield ".__self__", value.__self__
         yield ".__func__", getattr(value, "__func__", None)
-    elif issubclass(kind, (types.FunctionType, torch.utils.data.DataLoader)):
-        return  # a loader's passes have seeds of their own
-    elif _is_entered(value, kind):
+    elif role is _Role.OBJECT or (
+        role is _Role.MODEL and next(torch.nn.Module.parameters(value), None) is None
+    ):
         # A shuffling DataPipe seeds its own generator once in each pass, equally for all shards.
-        pipe = issubclass(kind, torch.utils.data.IterDataPipe) and hasattr(kind, "set_seed")
+        pipe = hasattr(kind, "set_seed") and issubclass(kind, torch.utils.data.IterDataPipe)
         for name, part in list(instance_dict(value).items()):
             if not (pipe and isinstance(part, KINDS)):
                 yield f".{name}", part
@@ -222,29 +281,12 @@ def _parts(value: Any, kind: type, own: Iterable[Any]) -> Iterator[_Lead]:
                 if type(member) is types.MemberDescriptorType:
                     with contextlib.suppress(AttributeError):  # never assigned
                         yield f".{name}", member.__get__(value, kind)
-                elif not (name.startswith("__") or isinstance(member, types.FunctionType)):
+                elif _role(type(member)) not in _UNUSED and not name.startswith("__"):
                     yield f".{name}", member
 
 
-def _is_entered(value: Any, kind: type) -> bool:
-    """Whether to look into an object: not into a model, nor what leads far away."""
-    if issubclass(kind, torch.nn.Module):
-        return next(torch.nn.Module.parameters(value), None) is None
-    return issubclass(kind, _ENTERED) or root_of(kind) not in CLOSED | _OPAQUE
-
-
-def is_leaf(value: Any) -> bool:
-    """Whether nothing is to be found in there."""
-    kind = type(value)
-    if kind in _PLAIN or issubclass(kind, _LEAVES):
-        return True
-    return issubclass(kind, np.ndarray) and value.dtype != object
-
-
-def root_of(code: Any) -> str:
-    """Return the package that a class or function is of."""
-    module = getattr(code, "__module__", None)
-    return module.partition(".")[0] if isinstance(module, str) else ""
+_UNUSED: Final = (_Role.LEAF, _Role.FUNCTION)
+"""Roles of class attributes that lead nowhere."""
 
 
 def instance_dict(value: Any) -> dict[str, Any]:
@@ -259,8 +301,6 @@ def instance_dict(value: Any) -> dict[str, Any]:
 def _is_shared(value: Any) -> bool:
     """Whether another process may change what is seen here: a `multiprocessing.Value`, say."""
     kind = type(value)
-    if kind in _PLAIN:
-        return False
     if kind is torch.Tensor:
         return value.layout == torch.strided and not value.is_cuda and bool(value.is_shared())
     if issubclass(kind, np.ndarray):

@@ -25,7 +25,7 @@ import copy
 import itertools
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from lit_loader.core.state.position import COUNT, Position, Root
@@ -108,7 +108,7 @@ class LoaderState:
         self.check(fingerprint, ELASTIC | {"dataset_length"} if between else ELASTIC)
         if length != fingerprint.get("dataset_length"):
             batches = position.batches and len(plan)  # still at the end
-            return replace(position, batches=batches, ahead=())
+            return position._replace(batches=batches, ahead=())
         if plan.is_computed:
             order = (position.sampler or {}).get("order")  # see `core/sampling/orders.py`
             samples = plan.source.place_in(order, position.epoch, given)
@@ -126,7 +126,7 @@ class LoaderState:
             most = -(-len(plan.source) // plan.global_size)  # of the rank that has the most
             if batches > most:
                 raise damaged(f"batches must be at most the epoch's {most:,}", batches)
-        return replace(position, batches=batches)
+        return position._replace(batches=batches)
 
     def check_kind(self, fingerprint: Fingerprint) -> None:
         """Make sure that a loader has such a dataset: a map-style, or an iterable one."""

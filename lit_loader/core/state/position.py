@@ -8,7 +8,7 @@ readers of a stream advance: `streams/stream_position.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from lit_loader.core.seeding.seeds import derive, order_seed
@@ -48,8 +48,7 @@ class Shards:
         return range(self.rank, self.count, self.replicas)
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """A moment in a pass, or before one; never changes."""
 
     epoch: int
@@ -172,8 +171,7 @@ class PassPosition:
         return self._at(self._batches, self._ahead)
 
     def _at(self, batches: int, ahead: Iterable[int]) -> Position:
-        return replace(
-            self.start,
+        return self.start._replace(
             batches=batches,
             ahead=tuple(sorted(ahead)),
             sampler=self._samplers.get(batches),
