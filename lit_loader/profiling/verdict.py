@@ -243,7 +243,7 @@ def _fix(seen: Evidence, stage: str, waiting: float) -> str:
     few = seen.computing * seen.num_workers < BUSY * seen.cores
     # A core that were free would not shorten what a sample sleeps, or waits for storage.
     if few and waiting >= ELSEWHERE * (1 - seen.queued):
-        threads = "" if seen.iterable else ". Or set read_threads, with the workers that you have"
+        threads = "" if seen.iterable else ". Or set read_threads"
         return (
             f"raise num_workers, even beyond the {seen.cores} CPU cores: the workers mostly wait, "
             f"so ignore LL031{threads}"
