@@ -86,9 +86,7 @@ def ways(of):
     return {
         "shuffled, padded": (Shuffled(of), True),
         "length groups, padded": (LengthGrouped(of, SIZE, RANKS), True),
-        "balanced by parts, padded": (
-            BalancedBatchSampler(of, SIZE, GROUP, parts=ACCUMULATED), True,
-        ),
+        "balanced, padded": (BalancedBatchSampler(of, SIZE, GROUP), True),
         "token budget, padded": (TokenBudgetBatchSampler(of, tokens, num_replicas=RANKS), True),
         "shuffled, not padded": (Shuffled(of), False),
         "balanced, not padded": (BalancedBatchSampler(of, SIZE, GROUP), False),
@@ -241,7 +239,7 @@ def measured(args):
     ]  # fmt: skip
     head = ["batches", "tokens/s", "beside the first", "by processor time", "first loss", "last"]
     table(head, rows)
-    for name in ("balanced by parts, padded", "balanced, not padded"):
+    for name in ("balanced, padded", "balanced, not padded"):
         apart = max(abs(a - b) for a, b in zip(losses[name], losses[first], strict=True))
         print(f"{name}: losses of the steps differ by at most {apart:.1e} from those shuffled")
 

@@ -27,7 +27,7 @@ from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.options.loader_config import Retry
 from lit_loader.core.seeding.seeds import extend
-from lit_loader.data.sample_errors import SampleError
+from lit_loader.data.sample_errors import NOT_REPLACED, SampleError
 from lit_loader.describe import annotate
 from lit_loader.errors import OptionError, StateError
 
@@ -39,8 +39,8 @@ __all__ = [
 MAX_BACKOFF: Final = 10.0
 """Seconds that the wait before a retry grows to at most."""
 
-MAX_DRAWS: Final = 20
-"""Replacements that are drawn for one bad sample; if all of them are bad too, it is skipped."""
+MAX_DRAWS: Final = 100
+"""Replacements that are drawn for one bad sample; if all of them are bad too, that is an error."""
 
 MAX_IN_A_ROW: Final = 1000
 """Bad samples of an iterable dataset that are skipped in a row; the next one is an error."""
@@ -57,13 +57,14 @@ class BadSamples:
 
     policy: str  # "raise", "skip" or "replace"
     retry: Retry
+    limit: int | None = None  # the loader's max_sample_errors
 
     @classmethod
     def of(cls, loader: Any) -> BadSamples:
         """Return that of a loader's options."""
         retries = loader.sample_retries
         retry = retries if isinstance(retries, Retry) else Retry(retries)
-        return cls(loader.on_sample_error, retry)
+        return cls(loader.on_sample_error, retry, loader.max_sample_errors)
 
     def attempts(self, before: Callable[[int], object]) -> Attempts:
         """Return what reads single samples, see `Attempts`."""
@@ -96,6 +97,12 @@ class Attempts:
         """Begin a batch."""
         self.errors: list[SampleError] = []
         self.retries = 0  # how often samples of this batch were retried
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether this batch alone passes the limit: no more is read, and its report is raised."""
+        limit = self.tolerance.limit
+        return limit is not None and len(self.errors) > limit
 
     def read(
         self,
@@ -193,11 +200,11 @@ class TolerantMapFetcher(MapFetcher):
             samples = attempts.read(many, batch, 0, progress, several=True)
             if samples is not _BAD:
                 return samples
-        samples = self.each(
-            lambda index, own: attempts.read(self._alone, index, own.place, own), batch, progress
-        )
+        samples = self.each(self._read, batch, progress)
         attempts.errors.sort(key=lambda error: error.position)
         if attempts.errors:
+            if attempts.are_too_many:
+                return OMITTED
             if attempts.tolerance.policy == "replace":
                 self._replace(samples, batch, progress)
             samples = [sample for sample in samples if sample is not _BAD]
@@ -205,25 +212,42 @@ class TolerantMapFetcher(MapFetcher):
                 return OMITTED
         return samples if self._batched else samples[0]
 
+    def _read(self, index: Any, progress: Any) -> Any:
+        """Read a sample of the batch, unless the batch is lost anyway."""
+        if self._attempts.are_too_many:
+            return _BAD
+        return self._attempts.read(self._alone, index, progress.place, progress)
+
     def _replace(self, samples: list[Any], batch: Any, progress: Progress) -> None:
-        errors = [*self._attempts.errors]
-        others: Sequence[Any]
-        if self._from_all:
-            others = range(len(self._dataset))
-        else:
+        """Replace the bad samples, until one cannot be."""
+        errors = self._attempts.errors
+        others: Sequence[Any] = range(len(self._dataset))
+        if not self._from_all:
             others = [batch[place] for place, sample in enumerate(samples) if sample is not _BAD]
+        if not others:
+            return
         for number, error in enumerate(errors):
-            for attempt in range(MAX_DRAWS if others else 0):
-                index = others[extend(self._seed_for(error.index), attempt) % len(others)]
-                progress.step(error.position)
-                sample = self._attempts.read(self._alone, index, error.position, progress)
-                if sample is not _BAD:
-                    samples[error.position] = sample
-                    errors[number] = dataclasses.replace(error, action=f"replaced by {index!r}")
-                    break
-            if number == 0 and all(sample is _BAD for sample in samples):
-                break  # nothing of all this can be read: no more is drawn for this batch
+            index, sample = self._replacement(error, others, progress)
+            samples[error.position] = sample
+            action = NOT_REPLACED if sample is _BAD else f"replaced by {index!r}"
+            errors[number] = dataclasses.replace(error, action=action)
+            if sample is _BAD:
+                break
         self._attempts.errors = errors  # a bad one that was drawn counts where it is due
+
+    def _replacement(
+        self, error: SampleError, others: Sequence[Any], progress: Progress
+    ) -> tuple[Any, Any]:
+        """Draw until a sample can be read; `_BAD`: `MAX_DRAWS` of them could not."""
+        index, sample, seed = None, _BAD, self._seed_for(error.index)
+        for attempt in range(MAX_DRAWS):
+            index = others[extend(seed, attempt) % len(others)]
+            self._attempts.errors = []
+            progress.step(error.position)
+            sample = self._attempts.read(self._alone, index, error.position, progress)
+            if sample is not _BAD:
+                break
+        return index, sample
 
 
 _REACHED: Final = object()
@@ -271,6 +295,8 @@ class GoodSamples:
                 if sample is not _BAD:
                     self._position += 1
                     return sample
+                if self._attempts.are_too_many:
+                    raise StopIteration
             self._raise(
                 f"{MAX_IN_A_ROW} samples in a row could not be read, of which this was the last"
             )

@@ -24,7 +24,6 @@ from lit_loader.core.sampling.orders import Indices
 from lit_loader.core.state.state_validation import Fingerprint
 from lit_loader.data.by_length import ByLength
 from lit_loader.describe import public
-from lit_loader.errors import OptionError
 
 __all__ = ["BalancedBatchSampler", "deal"]
 
@@ -71,10 +70,6 @@ class BalancedBatchSampler(ByLength):
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
         shuffle: Shuffle the samples in each epoch; False: the dataset's order.
         drop_last: Leave off the last group, with all its samples, if it is not full.
-        parts: Parts into which a group's samples are sorted by length before they are dealt,
-            ``group / parts`` batches in each. For batches that are padded to their longest sample:
-            the number of batches that one step accumulates. The ranks then have long samples at the
-            same time, and little padding. 1: all batches of a group cost the same.
 
     Attributes:
         epoch: The epoch whose batches come next.
@@ -110,21 +105,11 @@ class BalancedBatchSampler(ByLength):
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
-        parts: int = 1,
     ) -> None:
         super().__init__(
             *(lengths, lengths_from), group=group, shuffle=shuffle, drop_last=drop_last, seed=seed
         )
         self.batch_size = positive("batch_size", batch_size)
-        self.parts = positive("parts", parts)
-        self._check_parts()
-
-    def _check_parts(self) -> None:
-        if self.group % self.parts:
-            raise OptionError(
-                f"group must be a multiple of parts={self.parts}, got group={self.group}: pass "
-                "ranks × accumulated batches as group, and accumulated batches as parts"
-            )
 
     def __len__(self) -> int:
         """Return the number of batches, on all ranks together; the same in every epoch."""
@@ -143,7 +128,6 @@ class BalancedBatchSampler(ByLength):
         """
         if not self.group_is_given:
             self.group = ranks * accumulated
-            self._check_parts()
             self.__dict__.pop("_epochs", None)
 
     def batches(self, epoch: int) -> Callable[[int], Indices]:  # noqa: D102
@@ -162,7 +146,8 @@ class BalancedBatchSampler(ByLength):
                 stop = min(start + at_once, whole)
                 places = np.arange(start * run, stop * run, dtype=np.int64)
                 samples = (places if order is None else order.at(places)).reshape(-1, run)
-                batches = [*self._dealt(samples).reshape(-1, size)]
+                runs = np.arange(len(samples))[:, None, None]
+                batches = [*samples[runs, deal(self.lengths[samples], group)].reshape(-1, size)]
                 if stop == whole:
                     places = np.arange(whole * run, length, dtype=np.int64)
                     batches += self._spread(places if order is None else order.at(places))
@@ -172,21 +157,6 @@ class BalancedBatchSampler(ByLength):
 
         return batch
 
-    def _dealt(self, samples: Indices) -> Indices:
-        """Deal runs × samples; returns runs × batches × their samples."""
-        runs, costs = len(samples), self.lengths[samples]
-        if self.parts == 1:
-            return samples[np.arange(runs)[:, None, None], deal(costs, self.group)]
-        # Each part in the order of the run, too; and that first which has the first of its samples.
-        parts = np.argsort(-costs, axis=1, kind="stable").reshape(runs, self.parts, -1)
-        parts.sort(axis=2)
-        parts = np.take_along_axis(parts, np.argsort(parts[:, :, :1], axis=1), axis=1)
-        order = parts.reshape(runs * self.parts, -1)
-        samples = np.repeat(samples, self.parts, axis=0)
-        samples = np.take_along_axis(samples, order, axis=1)
-        places = deal(self.lengths[samples], self.group // self.parts, fixed=1)
-        return samples[np.arange(len(samples))[:, None, None], places]
-
     def _spread(self, samples: Indices) -> list[Indices]:
         """Deal what is left of an epoch: a sample more or less in each batch."""
         batches = min(len(samples), self.group)
@@ -195,26 +165,24 @@ class BalancedBatchSampler(ByLength):
         missing = -len(samples) % batches
         # Nothing, which costs nothing, is dealt too: last, and one to a batch at most.
         costs = np.concatenate([self.lengths[samples], np.full(missing, -1.0)])
-        places = deal(costs[None], batches, fixed=len(costs))[0]
+        places = deal(costs[None], batches, exchange=False)[0]
         return [samples[each[each < len(samples)]] for each in places]
 
     def state_fingerprint(self) -> Fingerprint:
         """Name what the batches depend on, besides epoch and group."""
-        own: Fingerprint = {"batch_size": self.batch_size, "parts": self.parts}
-        return {**super().state_fingerprint(), **own}
+        return {**super().state_fingerprint(), "batch_size": self.batch_size}
 
     def _begins_alike(self, items: int, group: int) -> bool:
         return not items % group and not items % self.group
 
 
-def deal(costs: npt.NDArray[Any], batches: int, fixed: int = 0) -> Indices:
+def deal(costs: npt.NDArray[Any], batches: int, exchange: bool = True) -> Indices:
     """Deal samples to batches of equal size so that the batches cost the same.
 
     Args:
         costs: Of each sample; runs × samples, which are a multiple of the batches.
         batches: Of each run.
-        fixed: How many of a batch's samples, the dearest, stay where they are dealt at first: 1 for
-            padded batches, whose size the longest determines.
+        exchange: Whether batches exchange samples after they are dealt.
 
     Returns:
         Runs × batches × samples of a batch: places in a run, int64. A batch has them in rising
@@ -235,24 +203,24 @@ def deal(costs: npt.NDArray[Any], batches: int, fixed: int = 0) -> Indices:
         sums[run, cheapest] += sorted_costs[:, number]
         parts[run, cheapest, number] = sorted_costs[:, number]
         places[run, cheapest, number] = order[:, number]
-    if size > fixed:
-        _exchange(places, parts, sums, fixed)
+    if exchange:
+        _exchange(places, parts, sums)
     places.sort(axis=2)
     first: Indices = np.argsort(places[:, :, 0], axis=1)
     return places[run, first]
 
 
-def _exchange(places: Indices, parts: Costs, sums: Costs, fixed: int) -> None:
+def _exchange(places: Indices, parts: Costs, sums: Costs) -> None:
     """Exchange samples between the dearest and the cheapest batch of each run, in place."""
-    step = -(-(parts.shape[2] - fixed) // _COMPARED)
+    step = -(-parts.shape[2] // _COMPARED)
     active = np.arange(len(sums))
     for _ in range(_EXCHANGES):
         now, row = sums[active], np.arange(len(active))
         dear, cheap = now.argmax(axis=1), now.argmin(axis=1)
         gap = now[row, dear] - now[row, cheap]
         # Of each pair: what is moved from one to the other. Half of the gap would close it.
-        moved = parts[active, dear, fixed::step][:, :, None]
-        moved = moved - parts[active, cheap, fixed::step][:, None, :]
+        moved = parts[active, dear, ::step][:, :, None]
+        moved = moved - parts[active, cheap, ::step][:, None, :]
         width = moved.shape[2]
         moved = moved.reshape(len(active), -1)
         left = np.abs(gap[:, None] - 2 * moved)
@@ -262,8 +230,8 @@ def _exchange(places: Indices, parts: Costs, sums: Costs, fixed: int) -> None:
             return
         active, dear, cheap, best = active[helps], dear[helps], cheap[helps], best[helps]
         change = moved[helps, best]
-        ours = active, dear, best // width * step + fixed
-        theirs = active, cheap, best % width * step + fixed
+        ours = active, dear, best // width * step
+        theirs = active, cheap, best % width * step
         sums[active, dear] -= change
         sums[active, cheap] += change
         for array in (places, parts):

@@ -70,13 +70,6 @@ class Folder:
         with contextlib.suppress(FileExistsError):
             os.mkdir(_NEW, 0o700, dir_fd=self._file.fd)
 
-    def __contains__(self, index: int) -> bool:
-        try:
-            os.stat(f"{index // _EACH:06}/{index}", dir_fd=self._file.fd)
-        except OSError:
-            return False
-        return True
-
     def get(self, index: int) -> Bytes | None:
         """Return the entry of a sample; None: it is not there, or damaged."""
 

@@ -26,7 +26,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_loader.core.system import linux
 from lit_loader.core.system.shared_file import HeldFile, nameless_file, round_up
 from lit_loader.data import memory_files
 from lit_loader.data.cache_entry import MISSING, UNIT, unpack
@@ -38,7 +37,6 @@ Bytes = npt.NDArray[np.uint8]
 
 _NAME: Final = "lit_loader cache"
 _SHARED: Final = f"{_NAME} 5"  # its end is the version of the format
-_OPENED: Final = f"{linux.PROC}/self/fd"
 _WORD: Final = 8
 _NOTES: Final = 8  # words
 _ROWS: Final = 1024  # of counters; a process has that of its number, modulo this
@@ -92,7 +90,7 @@ class SharedStore:
 
     def __init__(self, length: int, limit: int, name: object = None) -> None:
         self.length, self.limit = length, limit
-        shared = name is not None and limit and memory_files.is_supported()
+        shared = name is not None and limit
         self._map(self._found_or_made(name) if shared else self._made())
 
     def _made(self) -> HeldFile:
@@ -205,17 +203,14 @@ class SharedStore:
 
     def _append(self, entry: Bytes) -> int:
         """Write an entry after all others; returns its first byte's place. OSError: no memory."""
-        if not os.path.isdir(_OPENED):  # all processes have one position in the file
-            start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
-            _check_whole(os.pwrite(self._fd, entry.data, start), entry)
-            return start
         # Opened again, for a position of its own.
-        fd = os.open(f"{_OPENED}/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             while True:
                 written = os.write(fd, entry.data)
                 start = os.lseek(fd, 0, os.SEEK_CUR) - written
-                _check_whole(written, entry)
+                if written < len(entry):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if not start % UNIT:
                     return start
                 os.write(fd, bytes(-start % UNIT))  # another was killed during a write
@@ -260,11 +255,6 @@ class SharedStore:
         if not self._notes[note]:
             self._notes[note] = 1
             _log.warning("CachedDataset: %s", text)
-
-
-def _check_whole(written: int, entry: Bytes) -> None:
-    if written < len(entry):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _memory_left() -> tuple[int, int]:

@@ -15,11 +15,7 @@ It is gone when the last process that holds or maps it has ended, however that e
 other users cannot be looked into, and cannot look into ours.
 
 The lock is a name in the kernel's own list of sockets (an abstract address): one process can have
-it, and it is free the moment that process ends. Nothing is ever sent. Who waits connects to it, and
-the kernel says when the holder lets go::
-
-    holder   bind, listen ─ ─ ─ ─ ─ ─ ─ ─ ─ close, or killed
-    waiter        connect ── recv … … … … … ▶ ConnectionResetError: look again
+it, and it is free the moment that process ends. Who waits tries again and again.
 """
 
 from __future__ import annotations
@@ -42,22 +38,15 @@ import torch
 from lit_loader import __version__
 from lit_loader.core.system import linux
 
-__all__ = ["find", "is_supported", "label_of", "lock", "new", "seal"]
+__all__ = ["find", "label_of", "lock", "new", "seal"]
 
 _READABLE: Final = 0x0F  # F_SEAL_SEAL, _SHRINK, _GROW and _WRITE: nothing about it changes any more
 _WRITABLE: Final = 0x02  # F_SEAL_SHRINK
-_WAITING: Final = 4096  # processes that may wait at once; more of them look again now and then
-
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 
-_PAUSE: Final = 0.001
+_PAUSE: Final = 0.01  # seconds between two attempts to take a lock
 
 _held: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-def is_supported() -> bool:
-    """Whether files are found here (Linux, with ``/proc``)."""
-    return hasattr(os, "memfd_create") and os.path.isdir(f"{linux.PROC}/self/fd")
 
 
 def label_of(kind: str, *parts: object) -> str:
@@ -124,7 +113,7 @@ def lock(label: str, seconds: float) -> socket.socket:
     meanwhile does not have it.
 
     TimeoutError: another process has had it for so long; ``strerror`` names it. OSError: there are
-    no such locks here (a sandbox), or another user has taken the name.
+    no such locks here (a sandbox).
     """
     address = f"\0lit_loader/{os.geteuid()}/{label}"
     deadline = time.monotonic() + seconds
@@ -132,7 +121,7 @@ def lock(label: str, seconds: float) -> socket.socket:
         taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             taken.bind(address)
-            taken.listen(_WAITING)
+            taken.listen()  # so that others can ask who it is
         except OSError as error:
             taken.close()
             if error.errno != errno.EADDRINUSE:
@@ -140,26 +129,22 @@ def lock(label: str, seconds: float) -> socket.socket:
         else:
             _held.add(taken)
             return taken
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
-            other.settimeout(max(deadline - time.monotonic(), _PAUSE))
-            try:
-                other.connect(address)
-            except (ConnectionRefusedError, BlockingIOError):
-                # Free again; or just taken, and not listening yet; or too many are waiting.
-                if time.monotonic() > deadline:
-                    raise TimeoutError(errno.ETIMEDOUT, "another process of this machine") from None
-                time.sleep(_PAUSE)
-                continue
-            data = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            holder, user, _ = _CREDENTIALS.unpack(data)
-            if user != os.geteuid():
-                raise PermissionError(errno.EPERM, f"a process of user {user} has its name")
-            try:
-                other.recv(1)
-            except TimeoutError:
-                raise TimeoutError(errno.ETIMEDOUT, f"process {holder} of this machine") from None
-            except ConnectionError:
-                pass
+        if time.monotonic() > deadline:
+            raise TimeoutError(errno.ETIMEDOUT, f"{_holder(address)} of this machine")
+        time.sleep(_PAUSE)
+
+
+def _holder(address: str) -> str:
+    """Name the process that has a lock."""
+    with (
+        contextlib.suppress(OSError),  # it is free now
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking,
+    ):
+        asking.settimeout(_PAUSE)
+        asking.connect(address)
+        found = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return f"process {_CREDENTIALS.unpack(found)[0]}"
+    return "another process"
 
 
 def _in_child() -> None:

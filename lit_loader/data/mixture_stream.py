@@ -168,7 +168,7 @@ class _Mixing(Iterator[Any]):
         seed = derive(stream.seed, reading().epoch, index)
         self._timeline = Timeline(stream.names, [*changes.items()], seed)
         self._strategy, self._shards = stream.stopping_strategy, count
-        self._tokens = None if stream.tokens is None else _Tokens(stream.tokens)
+        self._tokens = stream.tokens
         self._draws, self._given, self._ended = 0, 0, False
         self._sources = [*map(_Source, stream.names, stream.datasets, range(len(stream.names)))]
 
@@ -186,7 +186,7 @@ class _Mixing(Iterator[Any]):
             self._draws += 1
             self._given += 1
             if self._tokens is not None:
-                source.tokens += self._tokens.of(sample)
+                source.tokens += _count_tokens(self._tokens, sample)
             return sample
         raise StopIteration
 
@@ -268,27 +268,23 @@ class _Mixing(Iterator[Any]):
         self._ended = self._ended or self._all_ended()
 
 
-class _Tokens:
-    """Counts a sample's tokens."""
-
-    def __init__(self, tokens: str | Callable[[Any], int]) -> None:
-        self._tokens = tokens
-
-    def of(self, sample: Any) -> int:
-        if not isinstance(self._tokens, str):
-            found = self._tokens(sample)
-        elif isinstance(sample, Mapping) and self._tokens in sample:
-            found = len(sample[self._tokens])
-        else:
-            has = f"which has {short_repr([*sample])[1:-1]}" if isinstance(sample, Mapping) else ""
-            raise OptionError(
-                f"tokens={self._tokens!r} is no entry of a sample, "
-                f"{has or f'which is no mapping but a {type(sample).__name__}'}: name one, or pass "
-                "a function from a sample to its number of tokens"
-            )
-        if not is_count(found):
-            raise OptionError(f"tokens must count a sample's tokens, got {found!r}")
-        return int(found)
+def _count_tokens(tokens: str | Callable[[Any], int], sample: Any) -> int:
+    """Count a sample's tokens."""
+    if not isinstance(tokens, str):
+        found = tokens(sample)
+    elif isinstance(sample, Mapping) and tokens in sample:
+        found = len(sample[tokens])
+    else:
+        what = f"is no mapping but a {type(sample).__name__}"
+        if isinstance(sample, Mapping):
+            what = f"has {short_repr([*sample])[1:-1]}"
+        raise OptionError(
+            f"tokens={tokens!r} is no entry of a sample, which {what}: name one, or pass a "
+            "function from a sample to its number of tokens"
+        )
+    if not is_count(found):
+        raise OptionError(f"tokens must count a sample's tokens, got {found!r}")
+    return int(found)
 
 
 _KEY, _ROLE = "dataset", "source"

@@ -18,7 +18,10 @@ from lit_loader.core.batch.progress import BatchLog
 from lit_loader.describe import PACKAGE, class_name, message_of, public, short_repr
 from lit_loader.errors import SampleErrorsError
 
-__all__ = ["KEPT_ERRORS", "SampleError", "SampleErrorLog"]
+__all__ = ["KEPT_ERRORS", "NOT_REPLACED", "SampleError", "SampleErrorLog"]
+
+NOT_REPLACED: Final = "not replaced"
+"""The action where every sample that was drawn in place of a bad one is bad, too."""
 
 KEPT_ERRORS: Final = 100
 """Errors of an epoch that are logged (the first) and kept for the message (the last)."""
@@ -41,7 +44,8 @@ class SampleError:
         message: The exception's message on one line, shortened.
         trace: The innermost lines of its traceback, innermost first, on one line.
         retries: How often it was retried before it was given up.
-        action: What was done: ``"skipped"`` or ``"replaced by 17"``.
+        action: What was done: ``"skipped"``, ``"replaced by 17"``, or ``"not replaced"`` where no
+            replacement could be read.
     """
 
     index: Any
@@ -120,15 +124,19 @@ class SampleErrorLog:
                 f"{self._limit}. Fix them, or raise max_sample_errors. They are{which} [LL211]:"
                 f"{shown}"
             )
+        if any(error.action == NOT_REPLACED for error in made.errors):
+            raise self._hopeless("no replacement of a bad sample could be read")
 
     def end(self, epoch: int, delivered: int) -> SampleErrorsError | None:
         """Return an error if an epoch ends of which every batch was omitted."""
         if self._first is None or delivered > self._omitted:
             return None
+        return self._hopeless(f"no sample of epoch {epoch} could be read")
+
+    def _hopeless(self, what: str) -> SampleErrorsError:
         return self._error(
-            f"no sample of epoch {epoch} could be read ({self.count:,} bad samples). Fix what they "
-            "have in common, or set on_sample_error='raise' to see the traceback [LL211]. The "
-            f"first is {self._first}"
+            f"{what} ({self.count:,} bad samples). Fix what they have in common, or set "
+            f"on_sample_error='raise' to see the traceback [LL211]. The first is {self._first}"
         )
 
     def _error(self, message: str) -> SampleErrorsError:

@@ -74,8 +74,7 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
         timeout: Seconds to wait for another process that builds.
 
     Returns:
-        The dataset. Elsewhere than on Linux, and where memory does not suffice, it is this
-        process's own, and a line is logged.
+        The dataset. Where memory does not suffice, it is this process's own, and a line is logged.
 
     Raises:
         OptionError: An argument is refused, or the factory draws random numbers, or asks for this
@@ -110,8 +109,6 @@ def shared(factory: Callable[[], Any], key: str, identity: object, timeout: floa
             f"the factory of shared_dataset({key!r}) asks for the dataset that it is to make, and "
             "would wait for itself: make the dataset by its class"
         )
-    if not memory_files.is_supported():
-        return _alone(factory, key, "there are no files in memory that others could find")
     try:
         lock = memory_files.lock(label, timeout)
     except TimeoutError as error:
@@ -119,7 +116,7 @@ def shared(factory: Callable[[], Any], key: str, identity: object, timeout: floa
             f"{error.strerror} has not finished building shared_dataset({key!r}) within "
             f"timeout={timeout} s. Raise timeout, or end that process, and another one builds"
         ) from error
-    except OSError as error:  # a sandbox, or another user's process
+    except OSError as error:  # a sandbox
         return _alone(factory, key, str(error))
     with lock:
         fd = memory_files.find(label)

@@ -27,9 +27,6 @@ T = TypeVar("T")
 
 _LABEL: Final = "lit_loader records"
 
-_ROWS: Final = 4096
-"""Rows of a column that are made Python's at once."""
-
 
 @public
 class SharedSequence(Sequence[T]):
@@ -57,7 +54,10 @@ class SharedSequence(Sequence[T]):
 
     def __init__(self, records: Iterable[T]) -> None:
         data, ends = bytearray(), array("q", [0])
-        for record in _plain(records):
+        if isinstance(records, np.ndarray) and records.ndim == 1 and records.dtype.kind in "US":
+            # Pickled, Python's strings take 100 bytes less than NumPy's.
+            records = (record.item() for record in records)
+        for record in records:
             data += pickle.dumps(record, pickle.HIGHEST_PROTOCOL)
             ends.append(len(data))
         arrays = np.frombuffer(data or bytes(1), np.uint8), np.frombuffer(ends, np.int64)
@@ -124,11 +124,3 @@ class SharedSequence(Sequence[T]):
 
     def __deepcopy__(self, memo: Any) -> SharedSequence[T]:
         return self
-
-
-def _plain(records: Iterable[Any]) -> Iterable[Any]:
-    """Return Python's strings for a column of NumPy's: pickled, each takes 100 bytes less."""
-    if not (isinstance(records, np.ndarray) and records.ndim == 1 and records.dtype.kind in "USO"):
-        return records
-    parts = (records[start : start + _ROWS] for start in range(0, len(records), _ROWS))
-    return (record for part in parts for record in part.tolist())

@@ -6,12 +6,10 @@ measured for them. Of Lightning it knows the containers of loaders only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lit_loader.core.batch.progress import Timings
 from lit_loader.loader import DataLoader
-from lit_loader.profiling.recorder import Recorder
 from lit_loader.profiling.statistics import LoaderStatistics
 
 __all__ = ["LoopMonitor"]
@@ -21,14 +19,14 @@ class LoopMonitor:
     """The training loop ("train"), or that of validation ("val").
 
     Attributes:
-        seen: The statistics of the loaders that were watched, and their latest batches, by name.
+        seen: The statistics of the loaders that were watched, by name.
         wait_fraction: Of the last interval, for all of the loop's loaders.
     """
 
     def __init__(self, split: str) -> None:
         self.split = split
         self.wait_fraction = 0.0
-        self.seen: dict[str, tuple[LoaderStatistics, Sequence[Timings]]] = {}
+        self.seen: dict[str, LoaderStatistics] = {}
         self._loaders: dict[str, DataLoader[Any]] = {}
         self._before: dict[str, LoaderStatistics] = {}
 
@@ -62,7 +60,7 @@ class LoopMonitor:
         for name, loader in self._loaders.items():
             statistics = loader.statistics()
             if statistics.batches:
-                self.seen[name] = statistics, [*Recorder.of(loader._core.log).latest]
+                self.seen[name] = statistics
         self._loaders = {}
 
 

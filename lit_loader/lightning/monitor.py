@@ -3,27 +3,22 @@
 ::
 
     hooks of the Trainer ─▶ LoopMonitor ─┬ every log_every_n_steps ─▶ loggers, progress bar
-    (training, validation)               ╰ at the end of fit ─▶ statistics, verdict, timeline
+    (training, validation)               ╰ at the end of fit ─▶ statistics, verdict
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lit_loader.core.options.checks import flag, plain, refuse
+from lit_loader.core.options.checks import flag
 from lit_loader.describe import public
 from lit_loader.lightning.loop_monitor import LoopMonitor
 from lit_loader.lightning.names import Callback
-from lit_loader.profiling.chrome_trace import write_trace
 from lit_loader.profiling.statistics import LoaderStatistics
 
 __all__ = ["LoaderMonitor"]
-
-_FILE: Final = "loader_trace.json"
 
 
 @public
@@ -46,12 +41,9 @@ class LoaderMonitor(Callback):
     ``wait %``. At the end of ``fit``, each loader's verdict is printed.
 
     Under a distributed strategy each process watches its own loaders. The first one logs and
-    prints; each writes its timeline, the others' being named ``….rank1.json`` and so on.
+    prints.
 
     Args:
-        trace: File that a timeline of the latest 1,024 batches of each loader is written to at the
-            end, for https://ui.perfetto.dev. If True, ``loader_trace.json`` in the Trainer's
-            ``default_root_dir``; if None, there is no timeline.
         progress_bar: Whether the progress bar shows the wait.
         print_verdict: Whether the verdicts are printed.
 
@@ -63,16 +55,7 @@ class LoaderMonitor(Callback):
         OptionError: An argument is refused.
     """
 
-    def __init__(
-        self,
-        trace: str | os.PathLike[str] | bool | None = None,
-        progress_bar: bool = True,
-        print_verdict: bool = True,
-    ) -> None:
-        trace = plain(trace)
-        if trace == "" or not isinstance(trace, (str, os.PathLike, bool, type(None))):
-            refuse("trace", "a file's name, True or None", trace)
-        self._trace = trace
+    def __init__(self, progress_bar: bool = True, print_verdict: bool = True) -> None:
         self._progress_bar = flag("progress_bar", progress_bar)
         self._print_verdict = flag("print_verdict", print_verdict)
         self.statistics: dict[str, LoaderStatistics] = {}
@@ -109,20 +92,14 @@ class LoaderMonitor(Callback):
             self._log(trainer, loop)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the statistics, print the verdicts and write the timeline."""
+        """Keep the statistics, and print the verdicts."""
         loops, self._loops = self._loops, {}
         for loop in loops.values():
             loop.release()
-        found = {name: each for loop in loops.values() for name, each in loop.seen.items()}
-        self.statistics = {name: statistics for name, (statistics, _) in found.items()}
+            self.statistics |= loop.seen
         if self._print_verdict and trainer.is_global_zero:
             for name, statistics in self.statistics.items():
                 print(f"{name} loader: {statistics}")
-        if self._trace and found:
-            path = Path(trainer.default_root_dir, _FILE if self._trace is True else self._trace)
-            if trainer.global_rank:
-                path = path.with_suffix(f".rank{trainer.global_rank}{path.suffix}")
-            write_trace(path, {name: records for name, (_, records) in found.items()})
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

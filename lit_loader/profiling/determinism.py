@@ -25,10 +25,9 @@ __all__ = ["check_determinism"]
 def check_determinism(loader: DataLoader[Any], batches: int = 8) -> None:
     """Check that the batches of a loader follow from its seed.
 
-    It reads the first batches of the next pass three times, by copies of the loader: as they are;
-    from a state in the middle of them; and with one worker more. If there are no workers, or
-    if their number is part of the data (an IterableDataset without ``num_shards``), it keeps the
-    number.
+    It reads the first batches of the next pass by copies of the loader: twice as they are; from a
+    state in the middle of them; and with one worker more, unless there are no workers, or their
+    number is part of the data (an IterableDataset without ``num_shards``).
 
     The loader and the random generators are as before afterwards. Your dataset, sampler and
     ``collate_fn`` are called as in training. Use it in a test, or once before a long run.
@@ -69,13 +68,15 @@ def check_determinism(loader: DataLoader[Any], batches: int = 8) -> None:
         if not first.made:
             return
         begin = min(first.states)  # a sampler of the user's has no state before the first batch
+        start = first.states[begin]
+        _compare(first, _read(loader, batches, start), begin, "the second time")
         # As late as a stream's own state is used, and not replayed from its start.
         middle = max(begin, 3 * len(first.made) // 4)
         _compare(first, _read(loader, batches, first.states[middle]), middle, "after a resume")
-        workers, how = loader.num_workers, "the second time"
+        workers = loader.num_workers
         if workers and (loader._core.shards is not None or not loader._core.iterable):
-            workers, how = workers + 1, f"with num_workers={workers + 1} instead of {workers}"
-        _compare(first, _read(loader, batches, first.states[begin], workers), begin, how)
+            how = f"with num_workers={workers + 1} instead of {workers}"
+            _compare(first, _read(loader, batches, start, workers + 1), begin, how)
 
 
 class _Batches:

@@ -3,7 +3,7 @@
 ::
 
     BatchLog ─ it is full, or somebody asks ─▶ Recorder ─▶ LoaderStatistics
-                                                  ╰─ the latest batches ─▶ Evidence, Chrome trace
+                                                  ╰─ the latest batches ─▶ Evidence
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import IterableDataset
 
-from lit_loader.core.batch.progress import WINDOW, BatchLog, Timings
+from lit_loader.core.batch.progress import BatchLog, Timings
 from lit_loader.core.system.linux import usable_processors
 from lit_loader.describe import short_repr
 from lit_loader.profiling.resources import own_memory
@@ -47,7 +47,7 @@ class Recorder:
 
     def __init__(self, log: BatchLog) -> None:
         self.log = log
-        self.latest: deque[Timings] = deque(maxlen=WINDOW)
+        self.latest: deque[Timings] = deque(maxlen=JUDGED)
         self._sums: Counter[str] = Counter()
 
     @classmethod
@@ -103,7 +103,7 @@ class Recorder:
         New workers idle while they start. So after a change of their number those batches count
         that were begun when all were up; until there are enough, those before the change.
         """
-        log, records = self.log, [*self.latest][-JUDGED:]
+        log, records = self.log, [*self.latest]
         before = [record for record in records if record.began < log.resized]
         if not before:
             return records, workers
@@ -149,7 +149,6 @@ def evidence_of(records: Sequence[Timings], hangs: Sequence[int] = (), **around:
         slow=_seconds(each.waited for each, took in zip(records, made, strict=True) if took > slow),
         starts=len(first),
         startup=_seconds(each.waited for each in first),
-        startup_fetch=_seconds(min(each.fetch, each.waited) for each in first),
         hangs=len(hung),
         hung=_seconds(hung),
         busy=tuple(nanoseconds / 1e9 for nanoseconds in busy.values()),

@@ -29,7 +29,7 @@ class ShownLoader:
         self._length: tuple[int | None, int | None] = None, None
 
     def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
-        """Return the figures at a moment, by the names that `top/watch.py` knows."""
+        """Return the figures at a moment, by the names that `top/picture.py` knows."""
         loader, statistics = core.loader, core.seams.statistics(core, False)
         then, before = self._before
         if now - then >= viewer_page.EVERY:

@@ -37,7 +37,6 @@ SMALL, QUICK = 0.25e-3, 1e-3
 
 LARGE: Final = 4e6  # bytes of a batch whose copying takes the time
 SLOWER: Final = 3  # times the mean sample's time from which on a sample is named
-LAZY: Final = 3  # times the mean batch that reading first batches takes if the dataset opens files
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ class Evidence:
     slow: float = 0.0  # waited for batches that took much longer to make than others
     starts: int = 0  # epochs' first batches among these
     startup: float = 0.0  # waited for them
-    startup_fetch: float = 0.0  # waited for them while their samples were read
     hangs: int = 0  # workers that were ended because they hung
     hung: float = 0.0  # waited for them
     busy: tuple[float, ...] = ()  # of each worker: making batches
@@ -127,7 +125,7 @@ def _found(seen: Evidence) -> Iterator[_Verdict | None]:
     yield (
         "not found",
         [_busy(seen), "neither slow batches nor the transfer explain the wait"],
-        "none is known; LoaderMonitor(trace=True) shows who waits for whom",
+        "none is known",
     )
 
 
@@ -162,11 +160,6 @@ def _start(seen: Evidence) -> _Verdict | None:
         f"{percent(seen.startup / seen.waited)} of that for the first batch of {epochs} "
         f"({duration(seen.startup / seen.starts)} each)"
     ]
-    others = (seen.fetch - seen.startup_fetch) / max(1, later)
-    lazy = seen.startup_fetch >= max(MOST * seen.startup, LAZY * seen.starts * others)
-    if lazy:
-        where = _where(seen, "fetch")
-        evidence.append(f"the dataset opens or builds something on first use, {where}")
     if seen.num_workers and not seen.persistent_workers and seen.starts > 1:
         fix = "persistent_workers=True, which keeps the workers from epoch to epoch"
     elif seen.starts > 1:
@@ -248,10 +241,12 @@ def _fix(seen: Evidence, stage: str, waiting: float) -> str:
         growing = "let it run: it starts more workers while the loop waits"
         return cheaper if seen.auto.limited else growing
     few = seen.computing * seen.num_workers < BUSY * seen.cores
-    if waiting >= ELSEWHERE and few:
+    # A core that were free would not shorten what a sample sleeps, or waits for storage.
+    if few and waiting >= ELSEWHERE * (1 - seen.queued):
+        threads = "" if seen.iterable else ". Or set read_threads"
         return (
             f"raise num_workers, even beyond the {seen.cores} CPU cores: the workers mostly wait, "
-            "so ignore LL031"
+            f"so ignore LL031{threads}"
         )
     if seen.queued > seen.computing and seen.num_workers <= seen.cores:
         return "free CPU cores: other programs, or the training step, use them"

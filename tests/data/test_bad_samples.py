@@ -18,7 +18,7 @@ import lit_loader
 from lit_loader import DataLoader, OptionError, Retry, SampleError, SampleErrorsError
 from lit_loader.data import bad_samples
 from lit_loader.data.bad_samples import MAX_BACKOFF, MAX_DRAWS, MAX_IN_A_ROW
-from lit_loader.data.sample_errors import KEPT_ERRORS
+from lit_loader.data.sample_errors import KEPT_ERRORS, NOT_REPLACED
 from tests.support.bad_data import BAD, CannotRead, Choosy, Stream
 from tests.support.exact import noisy_collate
 from tests.support.samples import Call, OfLength, Rows, ints
@@ -180,18 +180,27 @@ def test_under_a_users_sampler_only_what_it_has_chosen_is_yielded(workers: int) 
     assert others == [[4, 4]]  # [3, 5]: nothing good is left of it
 
 
+def test_a_sample_without_a_replacement_is_an_error_at_once(workers: int) -> None:
+    options: dict[str, Any] = {"on_sample_error": "replace", "num_workers": workers, "seed": 1}
+    for batch_size in (60, None):
+        with DataLoader(Call(fail_always, 300), batch_size, **options) as loader:
+            iterator = iter(loader)
+            for bad in (batch_size or 1, 2 * (batch_size or 1)):
+                with pytest.raises(SampleErrorsError, match=rf"\({bad} bad samples.*LL211"):
+                    next(iterator)
+            assert iterator.sample_errors.errors[-1].action in ("skipped", NOT_REPLACED)
+
+
 def test_the_search_for_a_replacement_is_bounded() -> None:
-    """Where nothing can be read at all, it is once for a batch; the epoch's end is an error."""
     read = []
 
     def fail(index: int) -> None:
         read.append(index)
         fail_always(index)
 
-    iterator = iter(DataLoader(Call(fail, 300), 60, on_sample_error="replace", seed=1))
-    with pytest.raises(SampleErrorsError, match="300 bad samples"):
-        next(iterator)
-    assert len(read) == 300 + 5 * MAX_DRAWS
+    with pytest.raises(SampleErrorsError):
+        next(iter(DataLoader(Call(fail, 300), 60, on_sample_error="replace", seed=1)))
+    assert len(read) == 60 + MAX_DRAWS
 
 
 def test_an_iterable_dataset_has_no_replacements() -> None:
@@ -296,6 +305,30 @@ def test_beyond_the_limit_all_are_listed(policy: str, workers: int) -> None:
         with pytest.raises(SampleErrorsError, match="[34] bad"):  # the batch that failed is past
             next(iterator)
         assert len(next(iterator)) == 2
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_nothing_is_read_beyond_the_limit_within_a_batch(policy: str) -> None:
+    read = []
+
+    def fail(index: int) -> None:
+        read.append(index)
+        fail_always(index)
+
+    iterator = iter(DataLoader(Call(fail, 300), 60, on_sample_error=policy, max_sample_errors=3))
+    with pytest.raises(SampleErrorsError, match=r"4 bad .*; max_sample_errors=3 .*LL211"):
+        next(iterator)
+    assert read == [0, 1, 2, 3]
+
+
+def test_a_streams_limit_stops_within_a_batch(workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "on_sample_error": "skip"}
+    stream = Stream(bad=range(1, 10_000), length=10_000)
+    with DataLoader(stream, 4, max_sample_errors=3, **options) as loader:
+        iterator = iter(loader)
+        with pytest.raises(SampleErrorsError, match="4 bad .* max_sample_errors=3"):
+            next(iterator)
+        assert iterator.sample_errors.count == 4
 
 
 # --- what is written down ---

@@ -182,13 +182,8 @@ def test_no_memory_while_it_is_written(
     assert "No space left on device: 3 of 26" in record.message
 
 
-@pytest.mark.parametrize("missing", ["memfd", "proc"])
-def test_in_an_ordinary_file(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS; without ``/proc`` all processes have one position in it."""
-    if missing == "memfd":
-        monkeypatch.delattr(os, "memfd_create")
-    else:
-        monkeypatch.setattr(cache_store, "_OPENED", "/no/such/folder")
+def test_in_an_ordinary_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
     cached = CachedDataset(Decoded(), "1 MB")
     loader = DataLoader(cached, 4, num_workers=2)
     for _ in range(2):

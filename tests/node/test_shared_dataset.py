@@ -268,7 +268,6 @@ def test_where_it_cannot_be_shared(
 ) -> None:
     """Each process has its own, and says so."""
     cases: list[tuple[Any, str, Any, str]] = [
-        (files, "is_supported", lambda: False, "no files in memory"),
         (module, "memory_left", lambda: 1 << 28, "and 268 MB are left"),
         (files, "new", refuse, "No space left on device"),
         (files, "lock", refuse, "No space left on device"),

@@ -55,10 +55,6 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
         "longer epochs",
     ),
     "starts, usual batches": (seen(0.9, 0.9, starts=50, startup=45.0), ITEM, "raise num_workers"),
-    "starts, lazily": (
-        seen(0.4, 0.3, starts=1, startup=38.0, startup_fetch=30.0),
-        "opens or builds something on first use, in __getitem__", "loader.start()",
-    ),
     "no workers": (seen(0.9, fetch=80.0), ITEM, "Fix: set num_workers"),
     "no workers, quick": (seen(0.9, fetch=0.05), "a batch takes 0.5 ms", "larger batches"),
     "no workers, collate_fn": (
@@ -75,6 +71,12 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     "workers wait": (
         seen(0.4, *[0.9] * 4, computing=0.1), "waited for 90 % (storage, network)",
         "raise num_workers, even beyond the 4 CPU cores",
+    ),
+    "workers wait, and for a core, too": (
+        seen(0.4, *[0.9] * 4, computing=0.02, queued=0.75), "75 % (a CPU core)", "read_threads"
+    ),
+    "a stream's workers wait": (
+        seen(0.4, *[0.9] * 4, computing=0.1, iterable=True), "90 % (st", "wait, so ignore LL031"
     ),
     "workers wait for a core": (
         seen(0.4, 0.9, 0.9, computing=0.3, queued=0.6), "60 % (a CPU core)", "free CPU cores"

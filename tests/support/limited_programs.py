@@ -165,12 +165,12 @@ def programs(folder: Path) -> dict[str, Program]:
             "loader.start() before you build the model", {"early": True}, step=0.01, build=0.5,
         ),
         "no workers": Program(Samples(0.002), {}, ITEM, "set num_workers", W2),
-        "samples sleep": Program(Samples(0.003), W2, ITEM, "raise num_workers, to more", W4),
+        "samples sleep": Program(Samples(0.003), W2, ITEM, "raise num_workers, even", W4),
         "samples sleep, and auto climbs": Program(
             Samples(0.01), {"num_workers": "auto"}, ITEM, "let it run", {"epochs": 8},
         ),
         "samples sleep in threads of workers": Program(
-            Samples(0.02), {**W1, "read_threads": 4}, ITEM, "raise num_workers, to more", W4,
+            Samples(0.02), {**W1, "read_threads": 4}, ITEM, "raise num_workers, even", W4,
         ),
         "samples compute": Program(
             Samples(0.003, compute), W1, ITEM, "raise num_workers: there are",
