@@ -388,9 +388,9 @@ class DataLoader(_TorchLoader[T_co]):
         reseed_fn: Called with (dataset, seed) wherever the generators are seeded. Set it for a
             generator that lit_loader does not find in the dataset. It is refused with threads.
         num_replicas: Processes (ranks) that share an epoch; "auto" takes number and rank from
-            ``torch.distributed``. None does not divide the data. LoaderDataModule sets it.
+            ``torch.distributed``. None does not divide the data. `LoaderDataModule` sets it.
         rank: Number of this process among them, 0 … num_replicas - 1. None does not divide the
-            data. LoaderDataModule sets it.
+            data. `LoaderDataModule` sets it.
         num_shards: Shards of an IterableDataset, a multiple of num_replicas: the data then does not
             depend on workers and ranks. Each shard reads its own copy of the dataset;
             `lit_loader.get_shard` says which. None: each worker is one.
