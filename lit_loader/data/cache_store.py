@@ -107,18 +107,17 @@ class SharedStore:
         """Find the one that another process has made, or make it for others, too."""
         label = memory_files.label_of(_SHARED, name, self.limit)
         try:
-            lock = memory_files.lock(label, _PATIENCE)
+            with memory_files.lock(label, _PATIENCE):
+                found = memory_files.find(label, writable=True)
+                if found is not None:
+                    return HeldFile(found)
+                file = HeldFile(memory_files.new(label))
+                os.ftruncate(file.fd, self._begin)
+                memory_files.seal(file.fd, writable=True)
+                return file
         except OSError as error:
             _log.warning("CachedDataset: each process has a cache of its own: %s", str(error))
             return self._made()
-        with lock:
-            found = memory_files.find(label, writable=True)
-            if found is not None:
-                return HeldFile(found)
-            file = HeldFile(memory_files.new(label))
-            os.ftruncate(file.fd, self._begin)
-            memory_files.seal(file.fd, writable=True)
-            return file
 
     @property
     def _begin(self) -> int:

@@ -67,18 +67,19 @@ class StreamTasks(PassTasks):
         number, whose = self._first_task + turn, self._shares[turn % self._num_readers]
         # Without the call of a constructor that is written in Python.
         task = _new(Task, (number, point, self._epoch, self.made.seeds, False, whose))
+        # Stored before the turn is taken: a signal handler that raises in between loses none.
         self.tasks[number] = task
+        if turn in self._turns:  # else it is given again
+            self._turns ^= {turn, turn + self._num_readers}
         return task
 
     def _next_turn(self) -> int | None:
-        """Take the next turn of a reader; None: all have ended."""
-        turns, readers = self._turns, self._num_readers
-        while turns:
-            turn = min(turns) if self._in_order else self._turn_of_quickest()
-            turns.remove(turn)
-            if not self.place.passes_over(turn % readers):
-                turns.add(turn + readers)
+        """Return the next turn of a reader; None: all have ended."""
+        while self._turns:
+            turn = min(self._turns) if self._in_order else self._turn_of_quickest()
+            if not self.place.passes_over(turn % self._num_readers):
                 return turn
+            self._turns.remove(turn)
         return None
 
     def _turn_of_quickest(self) -> int:

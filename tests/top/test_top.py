@@ -229,7 +229,8 @@ def looked(training: Any) -> Seen:
         slow = [worker for worker in found["workers"] if worker["index"] == SLOW]
         waits = found["state"] == "waiting" and found["state_seconds"] >= 1
         stack = slow[0]["stack"] if slow else None
-        there = waits and (found["batches"], found["ready"]) == (9, 3)
+        # How many are ready is known "about": a second copy of a task may count.
+        there = waits and found["batches"] == 9 and found["ready"] in (2, 3)
         if there and "in wait_for_storage" in (stack or ""):
             return found
         view.stacks.clear()
@@ -243,7 +244,7 @@ def test_what_is_seen(training: Any) -> None:
         training.pid, "Samples", "", 0,
     )  # fmt: skip
     assert (found["batches"], found["length"], found["batch_size"]) == (9, 16, 4)
-    assert (found["num_workers"], found["ahead"], found["ready"]) == (2, 4, 3)
+    assert (found["num_workers"], found["ahead"]) == (2, 4)
     assert (found["restarts"], found["bad_samples"]) == (1, 1)
     kinds = {kind: text for _, kind, text in found["events"]}
     assert "exited by itself with code 3" in kinds["restart"] and "index 3" in kinds["bad sample"]
@@ -256,10 +257,19 @@ def test_what_is_seen(training: Any) -> None:
 def test_the_picture(training: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look, "STALLED", 0.0)
     console = Console(width=width, height=60, record=True, file=io.StringIO())
-    console.print(picture([looked(training)], live=True))
+    seen = looked(training)
+    console.print(picture([seen], live=True))
     text = console.export_text()
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
-    for shown in ("9/16", "3/4", "37", "in wait_for_storage", "q quit", "Limit: ", "▲ worker"):
+    for shown in (
+        "9/16",
+        f"{seen['ready']}/4",
+        "37",
+        "in wait_for_storage",
+        "q quit",
+        "Limit: ",
+        "▲ worker",
+    ):
         assert shown in " ".join(text.split()), shown  # a long path wraps the line
 
 
