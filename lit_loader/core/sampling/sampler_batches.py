@@ -114,7 +114,7 @@ class SamplerBatches:
             return None
 
     def _finish(self, batches: Iterator[Any]) -> None:
-        """Let the sampler come to its end, after which many prepare their next pass.
+        """Bring the sampler to its end, after which many prepare their next pass.
 
         Some programs ask for ``len(loader)`` batches and no more.
         """
