@@ -6,7 +6,9 @@ in every application of an environment, and importing this package must therefor
 
 from __future__ import annotations
 
+import gc
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -101,10 +103,25 @@ if not TYPE_CHECKING:  # which takes what is imported above, as itself, for publ
     __all__ = sorted(["__version__", *_MODULE_OF])
 
 
+def _load(module: str) -> ModuleType:
+    """Import a module and what it needs, while Python collects no garbage.
+
+    What an import makes is kept. But it may be what brings about the first collection of everything
+    after ``import torch``, which takes a tenth of a second: as long as many a small program.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    value = getattr(_load(_MODULE_OF[name]), name)
     globals()[name] = value  # found at once from now on
     return value
 

@@ -36,6 +36,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, de
 from torch.utils.data import default_convert as torch_default_convert
 from torch.utils.data.dataloader import _DatasetKind  # reach: torch: what _dataset_kind is of
 
+import lit_loader
 from lit_loader.core.epoch.iterator import LoaderIterator
 from lit_loader.core.epoch.loader_checkpoint import load_state, take_state
 from lit_loader.core.epoch.loader_core import DEFAULT_PREFETCH, ITERATED, LoaderCore
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from lit_loader.core.epoch.passes import Pass
     from lit_loader.core.executors.executor import Executor, FewerWorkers, Task, WorkerDeath
     from lit_loader.core.executors.worker_pool import WorkerPool
+    from lit_loader.profiling.shown import ShownLoader
     from lit_loader.profiling.statistics import LoaderStatistics
     from lit_loader.remote.ray_workers import RayWorkers
 
@@ -207,9 +209,7 @@ class _AddOns(Seams):
         return SampleErrorLog(core.loader.max_sample_errors, core.log)
 
     def sum_up(self, core: LoaderCore) -> None:
-        from lit_loader.profiling.recorder import Recorder
-
-        Recorder.of(core.log).flush()
+        lit_loader._load("lit_loader.profiling.recorder").Recorder.of(core.log).flush()
 
     def statistics(self, core: LoaderCore, memory: bool) -> LoaderStatistics:
         from lit_loader.profiling.recorder import statistics_of
@@ -218,9 +218,8 @@ class _AddOns(Seams):
         return statistics_of(core, memory, caches.figures_of(core.dataset) if caches else {})
 
     def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, Any]:
-        from lit_loader.profiling.shown import ShownLoader
-
-        shown: ShownLoader = core.of_process.setdefault("shown", ShownLoader())
+        made = lit_loader._load("lit_loader.profiling.shown").ShownLoader()
+        shown: ShownLoader = core.of_process.setdefault("shown", made)
         return shown.figures(core, epoch, now)
 
     def torch_habits(self) -> Any:
