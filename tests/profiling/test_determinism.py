@@ -120,7 +120,7 @@ LOADERS: dict[str, Callable[..., DataLoader[Any]]] = {
     [(make, 0 if name in ("in order", "few") else 2) for name, make in LOADERS.items()],
     ids=LOADERS,
 )
-@pytest.mark.filterwarnings("ignore:.*reads? all of the data", "ignore:.*no state_dict")
+@pytest.mark.filterwarnings("ignore:.*reads? all of", "ignore:.*no state_dict")
 def test_what_is_exact_passes_and_stays_as_it_is(make: Any, workers: int) -> None:
     torch.manual_seed(5)
     with make(num_workers=workers) as loader:
