@@ -202,7 +202,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as program:  # fmt: skip
         assert program.stdout is not None
-        for _ in range(100):  # turns of both loaders, in several rounds
+        for _ in range(200):  # turns of both loaders, in several rounds
             program.stdout.readline()
         program.send_signal(signal.SIGINT)
         out, _ = program.communicate(timeout=110)

@@ -13,7 +13,7 @@ from lit_loader import CachedDataset
 from tests.support.decoded import Decoded, all_equal, entries, equal
 from tests.support.killing import Killer
 
-CELLS = 15
+CELLS = 40
 
 TIERS = pytest.mark.parametrize("tier", ["memory", "disk"])
 

@@ -55,7 +55,7 @@ for thread in threads:
 warnings.simplefilter("ignore", WorkerRestartWarning)
 options = {"num_workers": 2, "pin_memory": True, "multiprocessing_context": "fork"}
 try:
-    for turn in range(3):
+    for turn in range(5):
         iterator = iter(DataLoader(Rows(), max_worker_restarts=9, **options))
         found = [int(next(iterator))]
         for _ in range(3):  # others are forked in the thread that pins

@@ -105,7 +105,7 @@ SLOW_KILLS = [
 ]
 
 
-@pytest.mark.parametrize("cell", ["ddp_fork fork 0", *SLOW_KILLS])
+@pytest.mark.parametrize("cell", ["ddp fork 1", "ddp_fork fork 0", *SLOW_KILLS])
 def test_a_killed_rank_leaves_nothing_behind(cell: str, tmp_path: Path) -> None:
     strategy, method, rank = cell.split()
     run(tmp_path, strategy, method, rank, failed=True)

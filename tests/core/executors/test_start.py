@@ -101,7 +101,7 @@ def test_the_program_changes_the_dataset_and_a_worker_is_killed(name: str, metho
     assert ("has another dataset.table than the workers before" in texts[0]) == differs
 
 
-@pytest.mark.parametrize("passes", [15, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("passes", [30, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_any_number_of_short_passes(passes: int) -> None:
     loader = DataLoader(Rows(4), num_workers=2)
     before = None
