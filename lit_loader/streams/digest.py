@@ -34,11 +34,10 @@ def digest_of(samples: Any) -> int:
 def _look(value: Any, found: list[bytes], depth: int, most: int = _VALUES) -> None:
     """Write down some of what a value is; calls no code of the user's."""
     kind = type(value)
-    if kind is str or kind is bytes:
-        if len(value) > 2 * most:
-            found.append(b"%d" % len(value))
-            value = value[:most] + value[-most:]
-        found.append(value if kind is bytes else value.encode("utf-8", "surrogatepass"))
+    if kind is str:
+        found.append(_ends(value).encode("utf-8", "surrogatepass"))
+    elif kind is bytes:
+        found.append(value[:_VALUES] + value[-_VALUES:] + b"%d" % len(value))
     elif kind in _PLAIN:
         found.append(repr(value).encode())
     elif issubclass(kind, (torch.Tensor, np.ndarray, np.generic)):
@@ -52,11 +51,19 @@ def _look(value: Any, found: list[bytes], depth: int, most: int = _VALUES) -> No
         found.append(b"%d" % count)
         if count > most:
             value = [*value[:: -(-count // (most - 1))], value[-1]]
+        if set(map(type, value)) == {str}:  # as often: at once
+            text = "\0".join([*map(_ends, value)])
+            found.append(text.encode("utf-8", "surrogatepass"))
+            return
         for part in value:
-            if type(part) is str and len(part) <= 2 * _VALUES:  # as often: without a call
-                found.append(part.encode("utf-8", "surrogatepass"))
-            else:
-                _look(part, found, depth + 1)
+            _look(part, found, depth + 1)
+
+
+def _ends(text: str) -> str:
+    """Return the first and last characters of a long text, and its length."""
+    if len(text) <= 2 * _VALUES:
+        return text
+    return f"{text[:_VALUES]}{text[-_VALUES:]}{len(text)}"
 
 
 _PLAIN: Final = frozenset({int, float, bool, complex, type(None)})

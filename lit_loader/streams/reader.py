@@ -49,20 +49,6 @@ from lit_loader.streams.stream_position import NOT_TAKEN, ReadPoint, pickled, un
 _ITER, _FIRST_NEXT = 1, 2  # stages of a beginning; 0 is that of set_epoch
 
 
-class _Place:
-    """Says which sample of a batch is being read: all that are there come before it."""
-
-    __slots__ = ("_samples",)
-
-    def __init__(self, samples: list[Any]) -> None:
-        self._samples = samples
-
-    @property
-    def place(self) -> int:
-        """Its place in the batch."""
-        return len(self._samples)
-
-
 class Reader(BatchBuilder):
     """Makes the batches of one shard.
 
@@ -176,12 +162,10 @@ class Reader(BatchBuilder):
                 progress.step(0)
                 samples.append(next(iterator))
                 self._seed_batch()
-            self.rng.step = _Place(samples)
+            self.rng.step = progress
             if progress.is_quick and good is None and not self._seeds_samples:
-                try:
-                    samples.extend(islice(self._quickly, size - len(samples)))
-                finally:
-                    progress.place = len(samples)  # of the one that has failed, if any
+                progress.samples = samples
+                samples.extend(islice(self._quickly, size - len(samples)))
                 if len(samples) < size:
                     raise StopIteration
             else:

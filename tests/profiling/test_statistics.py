@@ -19,6 +19,13 @@ def slow_at_13(index: int) -> int:
     return index
 
 
+def timings(**given: int) -> Timings:
+    """Return what a batch has cost."""
+    made = Timings()
+    vars(made).update(given)
+    return made
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_counts_and_the_slowest_sample(num_workers: int) -> None:
     loader = DataLoader(Call(slow_at_13, 50), batch_size=4, shuffle=True, num_workers=num_workers)
@@ -101,7 +108,7 @@ def test_the_verdict_judges_the_latest_batches() -> None:
     log, ms = BatchLog(), 10**6
     for number in range(WINDOW + JUDGED):
         waited = (100 if number < WINDOW else 0) * ms
-        log.records.append(Timings(worker=0, began=number, fetch=ms, wait=waited, step=10 * ms))
+        log.records.append(timings(worker=0, began=number, fetch=ms, wait=waited, step=10 * ms))
     found = Recorder(log).summary(num_workers=1)
     assert found.wait_fraction > 0.8
     assert found.evidence.batches == JUDGED and found.evidence.waited == 0
@@ -111,7 +118,7 @@ def test_the_verdict_judges_the_latest_batches() -> None:
 @pytest.mark.parametrize("since", [ENOUGH - 1, ENOUGH])
 def test_those_before_a_change_of_the_number_of_workers_are_left_out(since: int) -> None:
     log = BatchLog()
-    log.records = [Timings(worker=0, began=number, fetch=1, step=1) for number in range(100)]
+    log.records = [timings(worker=0, began=number, fetch=1, step=1) for number in range(100)]
     log.resized = 100 - since
     found = Recorder(log).summary(num_workers=1).evidence
     assert found.batches == (since if since >= ENOUGH else 100 - since)
@@ -120,7 +127,7 @@ def test_those_before_a_change_of_the_number_of_workers_are_left_out(since: int)
 def test_while_new_workers_start_those_before_them_are_judged() -> None:
     log = BatchLog()
     made = [(number, number % 2) for number in range(100)] + [(100, 2), (101, 0), (102, 3)]
-    log.records = [Timings(worker=who, began=began, fetch=1, step=1) for began, who in made]
+    log.records = [timings(worker=who, began=began, fetch=1, step=1) for began, who in made]
     log.resized = 100
     found = Recorder(log).summary(num_workers=8).evidence
     assert (found.batches, found.num_workers) == (100, 2)
@@ -137,6 +144,6 @@ def test_seconds_lost_to_a_hung_worker_are_named(tmp_path: Path) -> None:
 
 
 def test_a_moment_between_two_waits_is_no_hang() -> None:
-    records = [Timings(asked=100 * n, wait=50, step=50) for n in range(3)]
+    records = [timings(asked=100 * n, wait=50, step=50) for n in range(3)]
     assert evidence_of(records, [75]).hangs == 0
     assert evidence_of(records, [125]).hung == pytest.approx(25e-9)

@@ -20,6 +20,8 @@ from lit_loader.core.batch.progress import Progress
 if TYPE_CHECKING:
     from lit_loader.core.batch.read_pool import ReadPool, Sample
 
+_clock = time.monotonic_ns
+
 OMITTED: Final = object()
 """What is fetched if bad samples have left nothing of a batch."""
 
@@ -77,14 +79,11 @@ class MapFetcher:
             return self.each(lambda index, _: dataset[index], indices, progress)
         samples: list[Any] = []
         if self._batched and before is None and progress.is_quick:
-            last, slowest = time.monotonic_ns(), 0
-            for progress.place, index in enumerate(indices):
+            progress.samples, times = samples, [_clock()]
+            for index in indices:
                 samples.append(dataset[index])
-                now = time.monotonic_ns()
-                if now - last > slowest:
-                    slowest, progress.slowest_at = now - last, progress.place
-                last = now
-            progress.slowest = slowest
+                times.append(_clock())
+            progress.was_read(times)
             return samples
         for place, index in enumerate(indices if self._batched else [indices]):
             progress.step(place)

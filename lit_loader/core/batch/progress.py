@@ -27,12 +27,12 @@ of a wait: when a batch arrives, a lock has just changed hands.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import platform
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,14 +76,15 @@ class Progress:
     ``words`` is the board, None for a process that has none, and ``row`` the first word of the
     worker's. What is read of it is in ``time.monotonic_ns()``: when the batch ``began``, was
     ``fetched`` and ``collated`` (0: it is not yet), its ``slowest`` sample (0: not timed), which is
-    that at ``slowest_at``, and how long taking the ``state`` of a stream took. ``place`` is that of
-    the sample which is being read, -1 for none or all at once. ``tokens`` are those that samples
-    have noted.
+    that at ``slowest_at``, and how long taking the ``state`` of a stream took. ``tokens`` are those
+    that samples have noted. ``samples`` is the list that samples are added to which are not
+    announced; None: each is.
     """
 
     __slots__ = (
-        *("_at", "_has_board", "_last", "_row", "_words", "began", "collated", "each", "empty"),
-        *("fetched", "is_quick", "place", "slowest", "slowest_at", "state", "token", "tokens"),
+        *("_at", "_has_board", "_last", "_place", "_row", "_words", "began", "collated", "each"),
+        *("empty", "fetched", "is_quick", "samples", "slowest", "slowest_at", "state", "token"),
+        "tokens",
     )
 
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
@@ -97,6 +98,7 @@ class Progress:
         # again announces each.
         self._has_board = words is not None
         self.is_quick = not self._has_board
+        self.samples: list[Any] | None
         self.token = 0  # that of the epoch whose batch is being made
         self.begin(-1)
 
@@ -111,29 +113,34 @@ class Progress:
         words, row = self._words, self._row
         if token and (words[TOKEN] != token or words[row + VOID] >> sequence % VOIDABLE & 1):
             return False
-        words[row + STAGE] = _FETCHING
-        words[row + NUMBER] = number
-        words[row + POSITION] = -1
-        words[row + SINCE] = self.began = _clock()
+        self.began = now = _clock()
+        if self._has_board:
+            words[row + STAGE] = _FETCHING
+            words[row + NUMBER] = number
+            words[row + POSITION] = -1
+            words[row + SINCE] = now
         if nbytes:
             words[row + OFFSET], words[row + NBYTES] = offset, nbytes
             words[row + INDICES] = number
         self.fetched = self.collated = self.slowest = self.slowest_at = 0
         self.state = self.tokens = 0
-        self._last = self._at = self.place = -1
+        self._last = self._at = self._place = -1
+        self.samples = None
         return True
 
     def collating(self, samples: int) -> None:
         """Note that all samples have been read, and how many they are."""
-        words, row = self._words, self._row
-        words[row + STAGE] = _COLLATING
-        words[row + SINCE] = now = self.fetched = _clock()
+        now = self.fetched = _clock()
         if self._at >= 0 and now - self._last > self.slowest:
             self.slowest, self.slowest_at = now - self._last, self._at
         if self._has_board:
+            words, row = self._words, self._row
+            words[row + STAGE] = _COLLATING
+            words[row + SINCE] = now
             is_quick = samples >= _MANY and now - self.began < _QUICK * samples
             self.is_quick = is_quick and not self.each
-        self._at = self.place = -1
+        self._at = self._place = -1
+        self.samples = None
 
     def encoding(self) -> None:
         """Note that the batch is collated."""
@@ -184,8 +191,25 @@ class Progress:
         last, at = self._last, self._at
         if at >= 0 and now - last > self.slowest:
             self.slowest, self.slowest_at = now - last, at
-        self._at = self.place = place
+        self._at = self._place = place
         self._last = now
+
+    @property
+    def place(self) -> int:
+        """The place in the batch of the sample that is being read; -1: none, or all at once."""
+        return self._place if self.samples is None else len(self.samples)
+
+    @place.setter
+    def place(self, place: int) -> None:
+        self._place, self.samples = place, None
+
+    def was_read(self, times: list[int]) -> None:
+        """Note when each sample was there that was not announced; the first time is before them."""
+        if times[-1] - times[0] < _QUICK * (len(times) - 1):
+            return  # as nearly always: none of them is of interest
+        took = [after - before for before, after in itertools.pairwise([*times, times[-1]])]
+        self.slowest = max(took)
+        self.slowest_at = took.index(self.slowest)
 
     def beat(self) -> None:
         """Note that the loader's own work makes progress, before a sample or after it."""
@@ -256,37 +280,58 @@ MEASURED: Final = 6
 """The place in a `Reply` from which on it is what was measured."""
 
 
-@dataclass(slots=True, eq=False)
 class Timings:
     """What one batch has cost: filled on its way, and read by all that shows figures.
 
-    Durations in nanoseconds, moments by ``time.monotonic_ns()``. The first fields, to ``tokens``,
-    are measured where the batch is made, in the order of a `Reply` (`core/transport/messages.py`);
-    the others where it comes in, and is given out.
+    Durations in nanoseconds, moments by ``time.monotonic_ns()``. The parameters are measured where
+    the batch is made, in the order of a `Reply` (`core/transport/messages.py`); the other
+    attributes where it comes in, and is given out.
+
+    Attributes:
+        worker: That made it; -1: the consumer's own process.
+        nbytes: Of shared memory that it takes; 0 in the consumer's own process.
+        began: When the worker took it up.
+        fetch: Reading its samples.
+        collate: Collating them.
+        encode: Writing what is not there yet into shared memory.
+        slowest: Reading its slowest sample; 0: not known.
+        slowest_at: That sample's place in the batch.
+        processor: Time of the worker's process, all threads, for it; 0: not measured.
+        queued: How long the worker waited for a CPU core meanwhile; 0: not measured.
+        state: How much of ``fetch`` the state of a stream was taken.
+        tokens: That its samples have noted.
     """
 
-    worker: int = -1  # that made it; -1: the consumer's own process
-    nbytes: int = 0  # of shared memory that it takes; 0 in the consumer's own process
-    samples: int = 0
-    began: int = 0  # when the worker took it up
-    fetch: int = 0  # reading its samples
-    collate: int = 0
-    encode: int = 0  # writing what is not there yet into shared memory
-    slowest: int = 0  # reading its slowest sample; 0: not known
-    slowest_at: int = 0  # that sample's place in the batch
-    processor: int = 0  # time of the worker's process, all threads, for it; 0: not measured
-    queued: int = 0  # how long the worker waited for a CPU core meanwhile; 0: not measured
-    state: int = 0  # how much of ``fetch`` the state of a stream was taken
-    tokens: int = 0  # that its samples have noted
-    number: int = 0  # in the epoch
-    arrived: int = 0  # when its result came in at the parent
-    asked: int = 0  # when the consumer asked for a batch
-    wait: int = 0  # how long the consumer waited for the workers then
-    decode: int = 0  # rebuilding it in the parent
-    pin: int = 0  # copying it into pinned memory
-    step: int = 0  # how long the consumer was busy since the batch before; 0 for the first
-    epoch: int = 0
+    number = 0  # in the epoch
+    epoch = 0
+    arrived = 0  # when its result came in at the parent
+    asked = 0  # when the consumer asked for a batch
+    wait = 0  # how long the consumer waited for the workers then
+    decode = 0  # rebuilding it in the parent
+    pin = 0  # copying it into pinned memory
+    step = 0  # how long the consumer was busy since the batch before; 0 for the first
     slowest_index: Any = None  # the slowest sample's index; None: not known
+
+    def __init__(
+        self,
+        worker: int = -1,
+        nbytes: int = 0,
+        samples: int = 0,
+        began: int = 0,
+        fetch: int = 0,
+        collate: int = 0,
+        encode: int = 0,
+        slowest: int = 0,
+        slowest_at: int = 0,
+        processor: int = 0,
+        queued: int = 0,
+        state: int = 0,
+        tokens: int = 0,
+    ) -> None:
+        self.worker, self.nbytes, self.samples = worker, nbytes, samples
+        self.began, self.fetch, self.collate, self.encode = began, fetch, collate, encode
+        self.slowest, self.slowest_at = slowest, slowest_at
+        self.processor, self.queued, self.state, self.tokens = processor, queued, state, tokens
 
     @property
     def waited(self) -> int:

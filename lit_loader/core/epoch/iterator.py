@@ -258,8 +258,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     tasks.restart(came.number)
                     self._fill(executor, tasks)
                     continue
-                arrived[came.number] = came
-                outcome = self._in_turn(tasks)
+                if came.number == next(iter(tasks.tasks)):  # as nearly always
+                    outcome = came
+                else:
+                    arrived[came.number] = came
+                    outcome = self._in_turn(tasks)
             if (self._healer is not None and self._healer.notices) or outcome.error is not None:
                 arrived[outcome.number] = outcome  # not lost where warnings are errors
                 self._report_events()
@@ -284,11 +287,16 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         ``least`` tasks of the pass are to be outstanding, room or not. Resubmitted tasks ignore the
         limit: the others may be waiting for the first of them.
         """
+        if self._here:  # a batch is made when it is asked for
+            task = tasks.next_task() if least else None
+            if task is not None:
+                executor.submit(task)
+            return
         ahead = self._ahead
         known = len(tasks.tasks) + len(ahead.tasks) - len(tasks.again)
         if tasks.given is not None:
             known -= 1
-        room = 0 if self._here else executor.room(known)  # made when they are asked for
+        room = executor.room(known)
         while tasks.again or room > 0 or known < least:
             task = tasks.next_task()
             if task is None:
@@ -334,25 +342,23 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     def _hand_out(self, tasks: PassTasks, outcome: Outcome, began: int) -> T_co:
         """Return the batch; and note what it has cost."""
         core, batch, timings = self._core, outcome.batch, outcome.timings
-        number, executor, made = outcome.number & POSITION, self._executor, tasks.made
+        executor, made, task = self._executor, tasks.made, tasks.tasks[outcome.number]
         assert executor is not None
-        task = tasks.tasks[outcome.number]
-        indices = task.indices
+        again = False
         if tasks.reads_streams:
-            indices = None
+            again = outcome.made is not None and outcome.made.state is None
             self._count(timings.samples)
+        elif timings.slowest:
+            timings.slowest_index = _item(task.indices, timings.slowest_at)
         if self._copy is not None:
             batch = self._on_device(executor, tasks, batch)
-        if timings.slowest:
-            timings.slowest_index = _item(indices, timings.slowest_at)
         given = time.monotonic_ns()
-        timings.epoch, timings.number, timings.asked = task.epoch, number, began
-        mine = timings.pin if self._thread is None else 0
-        timings.wait = given - began - (mine or (0 if timings.pin else timings.decode))
+        timings.epoch, timings.number, timings.asked = task.epoch, task.number & POSITION, began
+        timings.wait = given - began
+        if self._thread is None:  # which else has done it meanwhile
+            timings.wait -= timings.pin or timings.decode
         if self._given:
             timings.step = began - self._given
-        report = outcome.made
-        again = tasks.reads_streams and report is not None and report.state is None
         core.note(timings, executor.workers, again)
         self._given = given
         page = executor.page

@@ -60,7 +60,10 @@ class Outcome:
 
     def __init__(self, number: int, timings: Timings | None = None, lost: bool = False) -> None:
         self.number, self.lost = number, lost  # the task's number
-        self.timings = Timings(arrived=time.monotonic_ns()) if timings is None else timings
+        if timings is None:
+            timings = Timings()
+            timings.arrived = time.monotonic_ns()
+        self.timings = timings
 
     @classmethod
     def of_reply(

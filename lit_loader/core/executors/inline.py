@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from typing import Any, Final
+from typing import Any
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_builder import builder_of
@@ -18,8 +18,6 @@ from lit_loader.core.seeding.held_generators import Found
 from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.worker_exception import describe_batch
-
-_NOT_YET: Final = Timings()
 
 
 class Inline(Executor):
@@ -58,17 +56,18 @@ class Inline(Executor):
             return None
         task, progress, builder = self._tasks.popleft(), self._progress, self._builder
         indices = listed(task.indices) if task.own else task.indices
-        outcome = Outcome(task.number, _NOT_YET)
         progress.begin(-1)
-        batch = builder.take(indices, progress) if builder.reads_table else None
+        batch, error = builder.take(indices, progress) if builder.reads_table else None, None
         if batch is None:
             batch, error = self._load(task, indices)
+        now = time.monotonic_ns()
+        timings = Timings(-1, 0, builder.samples, *progress.stages(now))
+        timings.arrived = now
+        outcome = Outcome(task.number, timings)
+        if error is not None:
             outcome.ended = isinstance(error, EndOfData)
             outcome.error = None if outcome.ended else error
             del error  # whose traceback is to hold no frame that holds it
-        now = time.monotonic_ns()
-        outcome.timings = timings = Timings(-1, 0, builder.samples, *progress.stages(now))
-        timings.arrived = now
         if type(batch) is BatchWithReport:
             outcome.made, batch = batch, batch.batch
         outcome.batch = batch
