@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache, partial
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ _PLAIN: Final = frozenset({str, bytes, bytearray, int, float, complex, bool, typ
 _LEAVES: Final[tuple[type, ...]] = (
     *(str, bytes, bytearray, int, float, complex, type(None), range),
     *(torch.Tensor, np.generic, types.ModuleType, types.CodeType, type),
-    *(property, staticmethod, classmethod, types.MemberDescriptorType),
+    *(property, staticmethod, classmethod, types.GetSetDescriptorType),
 )
 _CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset, np.ndarray)
 CLOSED: Final = frozenset(sys.stdlib_module_names) | {"numpy", "torch"}
@@ -104,6 +105,7 @@ class _Role(Enum):
     """What the search does with objects of a type."""
 
     LEAF = "leaf"  # nothing is to be found in there
+    SLOT = "slot"  # a class attribute that knows where an object has it
     ARRAY = "array"  # a leaf, unless it is of objects
     GENERATOR = "generator"
     BITS = "bits"  # a generator's state is in its ``bit_generator``
@@ -118,6 +120,7 @@ class _Role(Enum):
 
 _ROLES: Final = (
     (_LEAVES, _Role.LEAF),
+    (types.MemberDescriptorType, _Role.SLOT),
     (np.random.Generator, _Role.BITS),
     (KINDS, _Role.GENERATOR),
     (np.ndarray, _Role.ARRAY),
@@ -148,6 +151,16 @@ def _find_own_classes(kind: type) -> tuple[type, ...]:
 # Short passes are to pay little: what follows from a type alone is remembered.
 _role: Final[Callable[[type], _Role]] = lru_cache(4096)(_find_role)
 _own_classes: Final[Callable[[type], tuple[type, ...]]] = lru_cache(4096)(_find_own_classes)
+
+
+@lru_cache(4096)
+def _have_roles(kinds: frozenset[type]) -> frozenset[_Role]:
+    return frozenset(map(_role, kinds))
+
+
+def _roles(values: Iterable[Any]) -> frozenset[_Role]:
+    """Return the roles of some objects, by a few steps however many they are."""
+    return _have_roles(frozenset(map(type, [*values])))
 
 
 def _is_closed(module: Any, closed: frozenset[str] = CLOSED) -> bool:
@@ -182,7 +195,7 @@ class _Search:
     def look_at(self, value: Any, parent: int, step: str | int, depth: int) -> None:
         """Note something for the walk, unless nothing can be in there."""
         role = _role(type(value))
-        if role is _Role.LEAF or id(value) in self._seen:
+        if role is _Role.LEAF or role is _Role.SLOT or id(value) in self._seen:
             return
         if role is _Role.ARRAY and value.dtype != object:
             return
@@ -205,11 +218,14 @@ class _Search:
                 self.look_at(value.bit_generator, number, "", depth)
             elif role is _Role.CONTAINER or role is _Role.ARRAY:
                 leads = _items(value, kind)
-                self._look_at_parts(islice(leads, FIRST_ITEMS), number, depth)
-                self._left[number] = leads, depth
+                first = [*islice(leads, FIRST_ITEMS)]
+                if self._sharing or not _roles(map(_second, first)) <= _LEAVES_ALONE:
+                    self._look_at_parts(first, number, depth)
+                    self._left[number] = leads, depth
             else:
                 own = _own_classes(kind)
-                self._look_at_parts(_parts(value, kind, role, own), number, depth)
+                leads = _parts(value, kind, role, own, self._sharing)
+                self._look_at_parts(leads, number, depth)
                 for owner in (value,) if role is _Role.FUNCTION else own:
                     self._look_at_module(owner, depth)
 
@@ -227,10 +243,13 @@ class _Search:
         if not isinstance(name, str) or name in self._modules or _is_closed(name, _NO_GLOBALS):
             return
         self._modules.add(name)
+        if name not in sys.modules or _GENERATORS.isdisjoint(
+            _roles(vars(sys.modules[name]).values())
+        ):
+            return
         shown = "__main__" if name == "__mp_main__" else name  # as spawned workers call it
-        for each, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
-            role = _role(type(value))  # isinstance would call Python code of torch's
-            if role is _Role.GENERATOR or role is _Role.BITS:
+        for each, value in list(vars(sys.modules[name]).items()):
+            if _role(type(value)) in _GENERATORS:  # isinstance would call Python code of torch's
                 self.look_at(value, -1, f"{shown}.{each}", depth + 1)
 
     def _note(self, number: int) -> None:
@@ -249,20 +268,28 @@ class _Search:
 
 
 def _items(value: Any, kind: type) -> Iterator[_Lead]:
-    """Yield the items of a container by the builtin class: a subclass's method is user code."""
+    """Return the items of a container by the builtin class: a subclass's method is user code."""
     base = next(each for each in _CONTAINERS if issubclass(kind, each))
     if base is dict:
-        for key, item in islice(dict.items(value), MAX_OBJECTS):
-            yield f"[{key!r}]" if type(key) is str else key if type(key) is int else "[?]", item
-    elif base in (set, frozenset):  # no order that two processes agree on
-        yield from (("{}", item) for item in islice(base.__iter__(value), MAX_OBJECTS))
-    else:
-        items = value.flat if base is np.ndarray else base.__iter__(value)
-        yield from enumerate(islice(items, MAX_OBJECTS))
+        pairs = islice(dict.items(value), MAX_OBJECTS)
+        return ((_key_step(key), item) for key, item in pairs)
+    if base in (set, frozenset):  # no order that two processes agree on
+        return (("{}", item) for item in islice(base.__iter__(value), MAX_OBJECTS))
+    items = value.flat if base is np.ndarray else base.__iter__(value)
+    return enumerate(islice(items, MAX_OBJECTS))
 
 
-def _parts(value: Any, kind: type, role: _Role, own: Iterable[Any]) -> Iterator[_Lead]:
-    """Yield what an object that is no container leads to; ``own`` are its classes with members."""
+def _key_step(key: Any) -> str | int:
+    return f"[{key!r}]" if type(key) is str else key if type(key) is int else "[?]"
+
+
+def _parts(
+    value: Any, kind: type, role: _Role, own: Iterable[Any], leaves: bool
+) -> Iterator[_Lead]:
+    """Yield what an object that is no container leads to; ``own`` are its classes with members.
+
+    Without ``leaves`` an object all of whose attributes are such leads nowhere.
+    """
     if role is _Role.PARTIAL:
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif role is _Role.BOUND:
@@ -273,20 +300,29 @@ def _parts(value: Any, kind: type, role: _Role, own: Iterable[Any]) -> Iterator[
     ):
         # A shuffling DataPipe seeds its own generator once in each pass, equally for all shards.
         pipe = hasattr(kind, "set_seed") and issubclass(kind, torch.utils.data.IterDataPipe)
-        for name, part in list(instance_dict(value).items()):
-            if not (pipe and isinstance(part, KINDS)):
-                yield f".{name}", part
+        attributes = instance_dict(value)
+        if leaves or not _roles(attributes.values()) <= _LEAVES_ALONE:
+            for name, part in list(attributes.items()):
+                if not (pipe and isinstance(part, KINDS)):
+                    yield f".{name}", part
         for base in own:
+            if not leaves and _roles(vars(base).values()) <= _UNUSED:
+                continue
             for name, member in list(vars(base).items()):
-                if type(member) is types.MemberDescriptorType:
+                its_role = _role(type(member))
+                if its_role is _Role.SLOT:
                     with contextlib.suppress(AttributeError):  # never assigned
                         yield f".{name}", member.__get__(value, kind)
-                elif _role(type(member)) not in _UNUSED and not name.startswith("__"):
+                elif its_role not in _UNUSED and not name.startswith("__"):
                     yield f".{name}", member
 
 
-_UNUSED: Final = (_Role.LEAF, _Role.FUNCTION)
+_GENERATORS: Final = frozenset({_Role.GENERATOR, _Role.BITS})
+_LEAVES_ALONE: Final = frozenset({_Role.LEAF})
+_UNUSED: Final = frozenset({_Role.LEAF, _Role.FUNCTION})
 """Roles of class attributes that lead nowhere."""
+
+_second: Final = itemgetter(1)
 
 
 def instance_dict(value: Any) -> dict[str, Any]:
