@@ -68,13 +68,11 @@ def check_fields(options: Any, prefix: str = "") -> None:
     Raises:
         OptionError: One is refused; ``prefix`` goes before its name.
     """
-    values = vars(options)
-    for name, field in type(options).__dataclass_fields__.items():
-        given = values[name]
-        if given is field.default:  # as nearly always; every loader comes by here
-            continue
+    values, fields = vars(options), type(options).__dataclass_fields__
+    given = [name for name, value in values.items() if value is not fields[name].default]
+    for name in given:
         # Frozen, so that it cannot lose its validity; this is the one moment at which it is set.
-        values[name] = field.metadata["check"](prefix + name, given)
+        values[name] = fields[name].metadata["check"](prefix + name, values[name])
 
 
 _FORMER: Final = {
@@ -113,17 +111,18 @@ def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Ini
 
     ``elsewhere`` says where those are to be passed that belong somewhere else.
     """
-    known = [*inspect.signature(init).parameters]
+    known = dict.fromkeys([*inspect.signature(init).parameters][1:])  # without self
 
     @functools.wraps(init)  # whose signature is shown, and completed by editors
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            for name in kwargs:
-                if name in elsewhere and name not in known:
-                    raise OptionError(f"unknown option {name!r}: {elsewhere[name]}")
-            known_options(kwargs, known[1:])
-        except OptionError as error:
-            raise UnknownOptionError(error.text) from None
+        if not kwargs.keys() <= known.keys():
+            try:
+                for name in kwargs:
+                    if name in elsewhere and name not in known:
+                        raise OptionError(f"unknown option {name!r}: {elsewhere[name]}")
+                known_options(kwargs, [*known])
+            except OptionError as error:
+                raise UnknownOptionError(error.text) from None
         init(self, *args, **kwargs)
 
     checked.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
