@@ -279,6 +279,15 @@ def test_later_passes_are_exact_if_the_generator_is_restored_and_else_new(make: 
     assert not any(one == other for one in new[1:] for other in whole)
 
 
+def test_a_state_of_an_iterator_that_has_not_begun(make: Any) -> None:
+    loader, resumed = make(), make()
+    list(loader)
+    waiting = iter(loader)
+    resumed.load_state_dict(loader.state_dict())
+    torch.manual_seed(8)
+    assert content(resumed) == content(waiting)
+
+
 def test_the_loaders_own_generator_is_part_of_its_state(make: Any) -> None:
     def own() -> Any:
         return make(generator=torch.Generator().manual_seed(2))

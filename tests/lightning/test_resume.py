@@ -36,6 +36,7 @@ from lit_loader import (
     StateError,
 )
 from lit_loader.lightning import trainer_plugin
+from tests.support.datasets import drawn
 from tests.support.exact import Augmented, SharedWithIteratorState, digest
 from tests.support.lightning_runs import quiet_trainer
 from tests.support.samples import Call, Counting
@@ -369,17 +370,23 @@ class Dropout(Model):
         return loss
 
 
-@pytest.mark.parametrize("steps", [3, BATCHES])
+@pytest.mark.parametrize("own_generator", [False, True])
+@pytest.mark.parametrize(
+    ("hook", "steps"), [("start", 0), ("batch", 3), ("batch", BATCHES), ("epoch", BATCHES)]
+)
 def test_without_a_seed_the_callback_restores_what_the_program_draws(
-    steps: int, tmp_path: Path
+    hook: str, steps: int, own_generator: bool, tmp_path: Path
 ) -> None:
     def run(seed: int, *callbacks: Callback, **options: Any) -> list[Seen]:
         torch.manual_seed(seed)
-        loader = DataLoader(Augmented(), 4, True)
+        generator = torch.Generator().manual_seed(seed) if own_generator else None
+        # What unseeded generators of a dataset count from is known when a pass has begun.
+        dataset = Augmented() if steps else Call(drawn, 26)
+        loader = DataLoader(dataset, 4, True, generator=generator)
         return seen(tmp_path, loader, RandomStateCallback(), *callbacks, model=Dropout(), **options)
 
     path = tmp_path / "a.ckpt"
-    whole = run(1, Saver(path, "batch", steps))
+    whole = run(1, Saver(path, hook, steps))
     assert run(2, ckpt=path) == whole[steps:]
 
 

@@ -260,6 +260,7 @@ class LoaderCore:
         if drawn is None and not self.passes.resumes:
             drawn, self._drawn_last = self.seeds.draw(numbers), numbers
         made: LoaderIterator[Any] = LoaderIterator(self, drawn, not workers, pin)
+        self.passes.drew(made, drawn)
         if workers:
             self.keeper.runs.add(made)
         run_patches(made, loader)
@@ -283,7 +284,8 @@ class LoaderCore:
     def draw_again(self) -> None:
         """Move torch's generator, which was restored, as far as the last iterator has."""
         self.passes.generator_is_restored()
-        self.seeds.draw(self._drawn_last)
+        if self.seeds.generator is None:  # its own is where the loaded state says
+            self.seeds.draw(self._drawn_last)
 
     def start(self) -> None:
         """Make and begin the iterator that the next ``iter(loader)`` returns."""

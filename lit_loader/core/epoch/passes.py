@@ -120,6 +120,8 @@ class Passes:
         self._loaded: Position | None = None  # where the next pass begins
         self._left = False  # whether the training loop has ended the loaded pass
         self._own: dict[str, int] = {}
+        # The iterator made last, and the seed that it has drawn, until it begins.
+        self._waiting: tuple[Callable[[], object], int] | None = None
         # After a resume: the seed to be mixed into those that are drawn, unless the generator
         # is found where the state says.
         self._mixed: int | None = None
@@ -129,7 +131,7 @@ class Passes:
     def of_copy(self, seeds: LoaderSeeds) -> Passes:
         """Return those of a copy of the loader, which continues from here by itself."""
         copied = copy.copy(self)
-        copied.seeds, copied._repeats = seeds, self._repeats.copy()
+        copied.seeds, copied._repeats, copied._waiting = seeds, self._repeats.copy(), None
         if self.current is not None:
             position = copy.deepcopy(self.current.position)
             copied.current = replace(
@@ -204,6 +206,10 @@ class Passes:
         loaded = self._loaded
         return loaded is not None and loaded.has_begun and self.epoch() == loaded.epoch
 
+    def drew(self, iterator: object, drawn: int | None) -> None:
+        """Note the seed that a new iterator has drawn."""
+        self._waiting = None if drawn is None else (weakref.ref(iterator), drawn)
+
     def begin(
         self,
         iterator: object,
@@ -223,6 +229,8 @@ class Passes:
             # from the passes that this process has made before.
             self._next, self.current, self._own = 0, None, {}
             self._repeats.clear()
+        if self._waiting is not None and self._waiting[0]() is iterator:
+            self._waiting = None
         self._warn_of_used_position()
         before = self.current
         if before is not None and before.is_in_vain and self.commits:
@@ -272,6 +280,14 @@ class Passes:
 
     def now(self) -> Position:
         """Return the position that a state taken now has; nothing changes by that."""
+        position, waiting = self._now(), self._waiting
+        if waiting is None or waiting[0]() is None or self.seeds.replicas > 1:
+            return position
+        if position.root is not None and position.root.kind != "after":
+            return position
+        return self._rooted(position, self._drawn_root(waiting[1]))  # which the next pass has
+
+    def _now(self) -> Position:
         loaded, one = self._loaded, self.current
         if one is not None:
             if self.commits and one.is_ahead:
@@ -322,16 +338,21 @@ class Passes:
     def _start(self, epoch: int, drawn: int | None, held: dict[str, int]) -> Position:
         """Return the start of a pass of an epoch; ``held``: see `LoaderSeeds.base`."""
         base, loaded = self.seeds.base(drawn, held), self._loaded
-        if base is not None:
-            root = Root(base, "base")
-        else:
-            seed = self.seeds.draw(1) if drawn is None else drawn
-            assert seed is not None
-            if self._mixed is not None:
-                seed = derive(self._mixed, seed)
-            root = Root(seed & _MASK, "seed")
+        root = self._drawn_root(drawn) if base is None else Root(base, "base")
         sampler = None if loaded is None else loaded.sampler
-        return self._before(epoch, None, sampler)._replace(
+        return self._rooted(self._before(epoch, None, sampler), root)
+
+    def _drawn_root(self, drawn: int | None) -> Root:
+        seed = self.seeds.draw(1) if drawn is None else drawn
+        assert seed is not None
+        if self._mixed is not None:
+            seed = derive(self._mixed, seed)
+        return Root(seed & _MASK, "seed")
+
+    def _rooted(self, before: Position, root: Root) -> Position:
+        """Return the start of a pass, of the place before it."""
+        loaded = self._loaded
+        return before._replace(
             root=root,
             distributed=None if self.plan is None else self.plan.distributed,
             told=self._set is not None or (loaded is not None and loaded.told),
