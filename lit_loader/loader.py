@@ -21,7 +21,6 @@ import functools
 import multiprocessing
 import os
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -75,10 +74,6 @@ class LoaderPosition(NamedTuple):
 
 if TYPE_CHECKING:
     from lit_loader.accelerator.device_copy import Move
-    from lit_loader.core.epoch.pass_tasks import PassTasks
-    from lit_loader.core.epoch.passes import Pass
-    from lit_loader.core.executors.executor import Executor, FewerWorkers, Task, WorkerDeath
-    from lit_loader.core.executors.worker_pool import WorkerPool
     from lit_loader.profiling.shown import ShownLoader
     from lit_loader.profiling.statistics import LoaderStatistics
     from lit_loader.remote.ray_workers import RayWorkers
@@ -105,11 +100,45 @@ _PLAIN = (str, bytes, int, float, np.ndarray, torch.Tensor, os.PathLike, type(No
 """Types of attributes of which none is an open handle."""
 
 
+def _from(module: str, name: str = "", when: Callable[[Any], bool] | None = None) -> Any:
+    """Return a seam for which a module has the function, or class; without a ``name`` the module.
+
+    ``when`` decides by the core whether there is anything to be added.
+    """
+
+    def seam(_: Seams, *args: Any) -> Any:
+        if when is not None and not when(args[0]):
+            return None
+        found = lit_loader._load(f"lit_loader.{module}")
+        return getattr(found, name)(*args) if name else found
+
+    return seam
+
+
+def _has_threads(core: LoaderCore) -> bool:
+    return bool(core.loader.worker_method == "thread")
+
+
+def _is_divided_stream(core: LoaderCore) -> bool:
+    return core.iterable and core.replica[1] > 1
+
+
 class _AddOns(Seams):
     """What is added to a loader by its options, its dataset, and what the program has imported.
 
     Here, and nowhere else, the core meets its add-ons; each is imported on first use.
     """
+
+    stream_tasks = _from("streams.stream_tasks", "StreamTasks")
+    end_policy = _from("streams.uneven_ranks", "tail_of", when=_is_divided_stream)
+    reader_states = _from("streams.reader_states")
+    name_in_job = _from("streams.rank_store", "Name")
+    words = _from("streams.advice")
+    executor = _from("threads.thread_executor", "ThreadExecutor", when=_has_threads)
+    torch_habits = _from("compat.torch_iterator")
+    stall = _from("diagnostics.stall", "stall_of")
+    explain = _from("diagnostics.death_messages", "explain")
+    fewer_workers = _from("diagnostics.death_messages", "fewer_workers")
 
     def spec_parts(self, core: LoaderCore) -> dict[str, Any]:
         loader = core.loader
@@ -155,18 +184,6 @@ class _AddOns(Seams):
 
         return StreamPosition(start, core.readers)
 
-    def stream_tasks(self, core: LoaderCore, made: Pass, in_order: bool) -> PassTasks:
-        from lit_loader.streams.stream_tasks import StreamTasks
-
-        return StreamTasks(core, made, in_order)
-
-    def end_policy(self, core: LoaderCore, made: Pass) -> Any:
-        if not core.iterable or core.replica[1] == 1:
-            return None
-        from lit_loader.streams.uneven_ranks import tail_of
-
-        return tail_of(core, made)
-
     def device_copy(self, core: LoaderCore) -> Any:
         moves = core.loader._copies_to
         if moves is None:
@@ -182,13 +199,6 @@ class _AddOns(Seams):
         from lit_loader.accelerator.pin_memory import Pinning
 
         return Pinning.of(loader.pin_memory_device, core.warn_once)
-
-    def executor(self, core: LoaderCore, made: Pass) -> Executor | None:
-        if core.loader.worker_method != "thread":
-            return None
-        from lit_loader.threads.thread_executor import ThreadExecutor
-
-        return ThreadExecutor(core, made)
 
     def remote_workers(self, core: LoaderCore) -> Any:
         loader = core.loader
@@ -222,11 +232,6 @@ class _AddOns(Seams):
         shown: ShownLoader = core.of_process.setdefault("shown", made)
         return shown.figures(core, epoch, now)
 
-    def torch_habits(self) -> Any:
-        from lit_loader.compat import torch_iterator
-
-        return torch_iterator
-
     def shared_by_fork(self, core: LoaderCore, num_workers: int) -> Iterable[str]:
         held = getattr(core.dataset, "__dict__", None) or {}
         plain = all(isinstance(value, _PLAIN) for value in held.values())
@@ -242,44 +247,6 @@ class _AddOns(Seams):
             from lit_loader.data.memory import memory_limits
 
             pool.oom_kills = memory_limits().oom_kills or 0
-
-    def stall(self, workers: Any) -> Any:
-        from lit_loader.diagnostics.stall import stall_of
-
-        return stall_of(workers)
-
-    def explain(
-        self,
-        pool: WorkerPool,
-        death: WorkerDeath,
-        task: Task | None,
-        waited: tuple[float, float] | None = None,
-    ) -> str:
-        from lit_loader.diagnostics import death_messages
-
-        if waited is not None:
-            pool.waits.hangs.append(time.monotonic_ns())
-        return death_messages.explain(pool, death, task, waited)
-
-    def fewer_workers(self, pool: WorkerPool, death: WorkerDeath) -> FewerWorkers | None:
-        from lit_loader.diagnostics import death_messages
-
-        return death_messages.fewer_workers(pool, death)
-
-    def reader_states(self) -> Any:
-        from lit_loader.streams import reader_states
-
-        return reader_states
-
-    def name_in_job(self, kind: str) -> Any:
-        from lit_loader.streams.rank_store import Name
-
-        return Name(kind)
-
-    def words(self) -> Any:
-        from lit_loader.streams import advice
-
-        return advice
 
 
 class _NumWorkers:

@@ -103,14 +103,14 @@ def _killed(peak: int, limits: MemoryLimits, before: int | None = None) -> str:
     own = f"the worker had {peak / 2**20:,.0f} MiB at most; " if peak else ""
     known = before is not None and (limits.oom_kills or 0) > before
     cause = "by another process (kill -9, a scheduler) or by the dataset itself; there was enough "
-    cause, message = cause + "memory", "LL004"
+    cause, number = cause + "memory", "LL004"
     if known or not limits.ample(peak):
         cause = (
             f"{'' if known else 'most likely '}by the OOM killer: use fewer workers, a smaller "
             "prefetch_factor or smaller batches, or look for what grows in the dataset"
         )
-        message = "LL001"
-    return f"{cause} ({own}{limits.describe()}) [{message}]"
+        number = "LL001"
+    return f"{cause} ({own}{limits.describe()}) [{number}]"
 
 
 def _signal_name(number: int) -> str:

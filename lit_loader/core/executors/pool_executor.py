@@ -138,6 +138,7 @@ class Healer:
         # restart, and no batch is to blame.
         together = first and not pool.is_successor(worker)
         ended = pool.workers.end(worker)
+        pool.waits.hangs.append(time.monotonic_ns())
         task = self.assigned.get(ended.row.number)
         message = self._seams.explain(pool, ended, task, (seconds, self.timeout))
         if first:
