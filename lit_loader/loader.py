@@ -141,7 +141,7 @@ class _AddOns(Seams):
     fewer_workers = _from("diagnostics.death_messages", "fewer_workers")
 
     def spec_parts(self, core: LoaderCore) -> dict[str, Any]:
-        loader = core.loader
+        loader, distributed = core.loader, torch.distributed
         parts: dict[str, Any] = {}
         if loader.on_sample_error != "raise" or loader.sample_retries:
             from lit_loader.data.bad_samples import BadSamples
@@ -151,6 +151,9 @@ class _AddOns(Seams):
             from lit_loader.streams.readers import Readers
 
             parts["streams"] = Readers
+            in_job = distributed.is_available() and distributed.is_initialized()
+            if in_job and core.shards is None and core.given_replica is None:
+                parts["job"] = distributed.get_rank(), distributed.get_world_size()
         if type(core.dataset) in (TensorDataset, Subset):
             from lit_loader.data.tensor_table import table_of
 

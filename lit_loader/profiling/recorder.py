@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -124,7 +124,7 @@ def evidence_of(records: Sequence[Timings], hangs: Sequence[int] = (), **around:
     made = [_made(each) for each in records]
     first = [each for each in records if not each.step]
     clocked = [(each, took) for each, took in zip(records, made, strict=True) if each.processor]
-    slow = SLOW * statistics.median(made) if made else 0
+    slow = SLOW * float(np.median(made)) if made else 0
     hung = [m - each.asked for each in records for m in hangs if each.asked <= m < each.given]
     busy: Counter[int] = Counter()
     for each, took in zip(records, made, strict=True):

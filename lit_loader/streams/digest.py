@@ -66,7 +66,7 @@ def _ends(text: str) -> str:
     return f"{text[:_VALUES]}{text[-_VALUES:]}{len(text)}"
 
 
-_PLAIN: Final = frozenset({int, float, bool, complex, type(None)})
+_PLAIN: Final = frozenset({int, float, bool, complex, range, type(None)})
 
 
 def _look_at_array(array: Any, found: list[bytes]) -> None:

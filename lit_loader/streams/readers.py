@@ -63,6 +63,9 @@ class Readers:
         self._spec, self._worker, self._found = spec, worker, found
         self._copies = None if spec.shards is None else DatasetCopies(spec.dataset)
         self._shares = shares_of(spec.shards, spec.rank, spec.num_replicas, num_workers)
+        self._told = self._shares  # what `get_shard` answers
+        if spec.job is not None:
+            self._told = shares_of(None, *spec.job, num_workers)
         self._pass: tuple[PassSeeds, int] | None = None
         self._readers: dict[int, Reader] = {}  # those that are open
         self._next: dict[int, int] = {}  # the task that each can continue with
@@ -111,7 +114,7 @@ class Readers:
         self.enter(seeds, epoch)
         place, turns = number % len(self._shares), len(self._shares)
         share, context, before = self._shares[place], reading(), None
-        context.epoch, context.shard = epoch, share
+        context.epoch, context.shard = epoch, self._told[place]
         if indices is None and self._next.get(place) != number:
             indices = _START
         self._next[place] = number + turns

@@ -36,7 +36,8 @@ def test_each_sample_of_a_mixture_comes_once() -> None:
 RANKS = """
     import sys
     import torch.distributed
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader as TorchLoader
+    from lit_loader import DataLoader
     from tests.support.samples import Counting, ints
 
     if __name__ == "__main__":
@@ -46,10 +47,11 @@ RANKS = """
         )
         for workers in (0, 2 if method == "fork" else 1):
             options = {"multiprocessing_context": method} if workers else {}
-            seen = [None, None]
-            mine = ints(DataLoader(Counting(24), batch_size=2, num_workers=workers, **options))
-            torch.distributed.all_gather_object(seen, mine)
-            assert len(mine) == 12 and sorted(sum(seen, [])) == list(range(24)), seen
+            for kind in (TorchLoader, DataLoader):
+                seen = [None, None]
+                mine = ints(kind(Counting(24), batch_size=2, num_workers=workers, **options))
+                torch.distributed.all_gather_object(seen, mine)
+                assert len(mine) == 12 and sorted(sum(seen, [])) == list(range(24)), seen
         torch.distributed.destroy_process_group()
 """
 

@@ -2,13 +2,14 @@
 
 import multiprocessing
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Subset
+from torch.utils.data import IterableDataset, Subset
 
 from lit_loader import DataLoader
 from tests.support.samples import Call, Counting
@@ -20,13 +21,19 @@ def double(index: int) -> int:
     return 2 * index
 
 
+class Undivided(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(24))
+
+
 WHOLE = {
     "a list": lambda rank: [*range(24)],
     "a dataset": lambda rank: Call(double, 24),
-    "a stream": lambda rank: Counting(24),
+    "a stream": lambda rank: Undivided(),
 }
 PARTS = {
     "a list": lambda rank: [*range(24)][rank::2],
+    "a range": lambda rank: range(rank, 24, 2),
     "files in a dataset": lambda rank: Files([f"{n}.png" for n in range(24)][rank::2]),
     "a subset": lambda rank: Subset(range(24), range(rank, 24, 2)),
     "a stream": lambda rank: Counting(12, lambda index: 2 * index + rank),

@@ -107,6 +107,9 @@ class BatchSpec:
     timed: bool = False  # workers measure their CPU time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes
     shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
+    # Of a stream that no option divides: this process's rank, and how many there are in the job.
+    # `get_shard` tells the stream its share among them.
+    job: tuple[int, int] | None = None
     start_method_chosen: bool = False  # by the program; else it is Python's default
     # In a worker thread: ids of the generators that all threads share. None: elsewhere.
     shared_generators: frozenset[int] | None = None

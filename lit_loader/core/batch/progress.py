@@ -268,7 +268,7 @@ def _is_locked(pid: int, thread: bool = False) -> bool:
     return number == flock or (number == fcntl and int(call[2], 16) in _WAITING_LOCKS)
 
 
-WINDOW: Final = 1024
+WINDOW: Final = 512
 """Batches whose timings are kept until they are summed up."""
 
 EVENTS: Final = 7

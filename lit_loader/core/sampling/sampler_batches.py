@@ -127,7 +127,9 @@ class SamplerBatches:
 
     def after(self) -> dict[str, Any] | None:
         """Return what the sampler must remember after a pass that was drawn up to the place."""
-        self._open(self._first)
+        batches = self._open(self._first)
+        if self._plan.is_end(self._first):
+            self._finish(batches)
         return self.at_end()
 
     def at_end(self) -> dict[str, Any] | None:
