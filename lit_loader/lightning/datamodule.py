@@ -37,15 +37,8 @@ from torch.utils.data import (
     default_convert,
 )
 
-from lit_loader.core.options.checks import (
-    filled_text,
-    flag,
-    is_dataset,
-    is_list,
-    known_keywords,
-)
+from lit_loader.core.options.checks import flag, is_dataset, is_list, known_keywords
 from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig, check_option
-from lit_loader.data.shared_dataset import shared, shared_dataset
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.lightning.names import (
@@ -242,10 +235,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         device_prefetch: True copies the next batch to the CUDA device while a step computes, on a
             stream of its own; one batch more is on the device then. Set it with ``pin_memory``.
             It has no effect without a CUDA device.
-        shared_key: Builds each dataset once on each machine, for all ranks and runs with this key:
-            see `lit_loader.shared_dataset`. None builds it in each process. The key names what the
-            datasets are made of. ``datasets`` then holds factories; attributes and hyperparameters
-            of a subclass count as arguments of its `make_dataset`.
         batch_size: Short for this option of ``loader``, which it overrides. None keeps it.
         num_workers: The same.
         pin_memory: The same.
@@ -279,7 +268,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         test: Options | None = None,
         predict: Options | None = None,
         device_prefetch: bool = False,
-        shared_key: str | None = None,
         batch_size: int | None = None,
         num_workers: int | Literal["auto"] | None = None,
         pin_memory: bool | None = None,
@@ -287,7 +275,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         super().__init__()
         self._lit_loaders = Loaders()
         self.device_prefetch = flag("device_prefetch", device_prefetch)
-        self.shared_key = None if shared_key is None else filled_text("shared_key", shared_key)
         if datasets is None and (self._makes_datasets or self._own_hooks()):
             datasets = {}
         if not isinstance(datasets, Mapping):
@@ -299,7 +286,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         for split, source in datasets.items():
             if split not in SPLITS:
                 raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
-            _check_source(split, source, self.shared_key is not None)
+            _check_source(split, source)
         short = {"batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory}
         short = {name: check_option(name, x) for name, x in short.items() if x is not None}
         common = _laid_over(_options("loader", loader), short)
@@ -448,39 +435,20 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             raise self._missing_split(split)
         source: Any = self.datasets.get(split)
         if not is_dataset(source):
-            own = source is None or self._makes_datasets
-            source = self._made_by_own(split) if own else self._once(source)
+            source = self.make_dataset(split)
 
-        def made(one: Any) -> Any:
-            is_made = one is source or is_dataset(one)  # else it is a factory among several
-            return self._check_made(split, one if is_made else self._once(one))
+        def checked(one: Any) -> Any:
+            made = one if one is source or is_dataset(one) else one()
+            if is_dataset(made):
+                return made
+            what = f"datasets[{split!r}]" if split in self.datasets else f"make_dataset({split!r})"
+            raise OptionError(
+                f"{what} must make a dataset, got {type(made).__name__}: where there is none, "
+                f"leave {split!r} out of datasets, or of the class attribute splits"
+            )
 
-        self.datasets[split] = source = _each(source, made)
+        self.datasets[split] = source = _each(source, checked)
         return source
-
-    def _once(self, factory: Callable[[], Any]) -> Any:
-        """Calls a factory, or has another process of this machine call it."""
-        return factory() if self.shared_key is None else shared_dataset(factory, self.shared_key)
-
-    def _made_by_own(self, split: str) -> Any:
-        """Calls `make_dataset`; with `shared_key` once for all modules of equal attributes."""
-        factory = functools.partial(self.make_dataset, split)
-        if self.shared_key is None:
-            return factory()
-        ours = vars(LoaderDataModule({}))
-        held = {name: value for name, value in vars(self).items() if name not in ours}
-        given = {n: v for n, v in self.hparams.items() if n not in ("loader", *SPLITS)}
-        return shared(factory, self.shared_key, (type(self), split, held, given))
-
-    def _check_made(self, split: str, made: Any) -> Any:
-        """Returns what a factory or `make_dataset` has made, if it is a dataset."""
-        if is_dataset(made):
-            return made
-        what = f"datasets[{split!r}]" if split in self.datasets else f"make_dataset({split!r})"
-        raise OptionError(
-            f"{what} must make a dataset, got {type(made).__name__}: where there is none, leave "
-            f"{split!r} out of datasets, or of the class attribute splits"
-        )
 
     def _lit_hook(self, name: str) -> Callable[[], Any]:
         split = name.removesuffix("_dataloader")
@@ -584,8 +552,8 @@ def _are_streams(source: Any) -> set[bool]:
     return {issubclass(kind, IterableDataset) for kind in kinds}
 
 
-def _check_source(split: str, source: Any, shared: bool) -> None:
-    """Refuse what is neither a dataset nor a factory (a class's name, say), or not to be shared."""
+def _check_source(split: str, source: Any) -> None:
+    """Refuse what is neither a dataset nor a factory: a class's name, say."""
     _check_instantiated(f"datasets[{split!r}]", source)
     if not (is_dataset(source) or callable(source)):
         raise OptionError(
@@ -593,16 +561,6 @@ def _check_source(split: str, source: Any, shared: bool) -> None:
             f"{short_repr(source)}: pass a dataset, or a callable that makes it, such as "
             f"functools.partial(Dataset, ...), in Hydra {{_target_: package.module.Dataset}}"
         )
-
-    def check_unbuilt(one: Any) -> None:
-        if shared and is_dataset(one):
-            raise OptionError(
-                f"shared_key builds datasets once for all processes, and datasets[{split!r}] is a "
-                f"{type(one).__name__} that is built already: pass a factory, such as "
-                "functools.partial(Dataset, ...), in Hydra _partial_: true"
-            )
-
-    _each(source, check_unbuilt)
 
 
 def _check_instantiated(name: str, node: Any) -> None:
@@ -616,10 +574,6 @@ def _check_instantiated(name: str, node: Any) -> None:
 
 def _described(source: Any) -> str:
     """A dataset by its class, and a factory by its own name, for messages."""
-    if _is_several(source):
-        described: list[str] = []
-        _each(source, lambda one: described.append(_described(one)))
-        return f"[{', '.join(described)}]"
     if is_dataset(source):
         return type(source).__name__
     inner = getattr(source, "func", source)  # a functools.partial is named by what it calls

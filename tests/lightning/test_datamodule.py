@@ -74,7 +74,6 @@ REFUSED: dict[str, Any] = {
     "train: timeout": lambda: trained(train={"timeout": 3}),
     "val: num_workers": lambda: trained(val={"num_workers": -1}),
     "prefetch_factor": lambda: trained(prefetch_factor=4),
-    "shared_key": lambda: trained({"train": Points, "val": [Points, Points()]}, shared_key="v1"),
     "datasets['train'] must make": lambda: trained(
         {"train": {"a": Points(), "b": lambda: 3.0}}
     ).setup("fit"),
