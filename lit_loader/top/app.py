@@ -57,7 +57,7 @@ def main(given: Sequence[str] | None = None) -> int:
         live = sys.stdout.isatty() and sys.stdin.isatty() and not options.once
         loaders = [] if live else _looked_twice(options)
         if options.json:
-            print(json.dumps({"format": 3, "error": None, "loaders": loaders}, indent=2))
+            print(json.dumps({"format": 4, "error": None, "loaders": loaders}, indent=2))
             return 0
         from rich.console import Console
         from rich.live import Live
@@ -82,7 +82,7 @@ def main(given: Sequence[str] | None = None) -> int:
         return 2
     except NotFound as reason:
         if options.json:
-            print(json.dumps({"format": 3, "error": str(reason), "loaders": []}))
+            print(json.dumps({"format": 4, "error": str(reason), "loaders": []}))
         print(f"{NAME}: {reason}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

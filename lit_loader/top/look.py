@@ -99,7 +99,7 @@ class Viewer:
         for number, row in enumerate(view.rows):
             then = after.rows[number] if number < len(after.rows) else row
             index = indices[number] if row.at_same_task(then) else None
-            if row.pid or row.node is not None or (number < view.workers and view.since):
+            if row.pid or row.is_remote or (number < view.workers and view.since):
                 use = None if row.pid == page["pid"] else uses[number]  # of a thread it says little
                 worker = self._worker(number, row, index, use)
                 gone = row.pid and uses[number] is None and then.stage != Stage.LEFT
@@ -115,11 +115,11 @@ class Viewer:
         since = max(row.since, row.started)
         seconds = (time.monotonic_ns() - since) / 1e9 if since else None
         sample = row.position if row.stage in Stage.SAMPLES and row.position >= 0 else None
-        stage = "relay" if row.credit is not None else _STAGES[row.stage]
-        busy = row.node is None and stage not in ("idle", "leaving", "relay")
+        stage = "relay" if row.is_relay else _STAGES[row.stage]
+        busy = not row.is_remote and stage not in ("idle", "leaving", "relay")
         found: Worker = {"worker": number, "pid": row.pid or None, "stage": stage, "made": row.made}
         found |= {"batch": row.batch, "sample": sample, "index": index, "seconds": seconds}
-        found |= {"stalled": busy and (seconds or 0) >= STALLED, "node": row.node}
+        found |= {"stalled": busy and (seconds or 0) >= STALLED, "remote": row.is_remote}
         found |= {"cpu": None, "memory": None, "at": ""}
         if use is not None:
             cpu, memory = self._cpu_of(row.pid, use), _memory(row.pid)
