@@ -97,16 +97,17 @@ def _held(dataset: Any) -> Iterator[Held]:
     waiting = deque([Held(dataset, "", None, None)])
     while waiting and len(seen) < _OBJECTS:
         at = waiting.popleft()
-        value, kind = at.value, type(at.value)
+        value: Any = at.value
+        kind: Any = type(value)
         if kind in _LEAVES or id(value) in seen:
             continue
         seen.add(id(value))
         yield at
-        if kind in (list, tuple):
-            waiting += (Held(item, n, at, None) for n, item in enumerate(value[:_ITEMS]))
-        elif issubclass(kind, dict):
+        if issubclass(kind, dict):
             items = [*islice(dict.items(value), _ITEMS)]
             waiting += (Held(item, key, at, None) for key, item in items)
+        if kind in (list, tuple):
+            waiting += (Held(item, n, at, None) for n, item in enumerate(value[:_ITEMS]))
         elif _known(kind) is None and _is_open(kind):
             attributes = _attributes(value)
             waiting += (Held(item, name, at, attributes) for name, item in attributes.items())
@@ -155,7 +156,8 @@ def _known(kind: Any) -> Callable[[Any], _Danger | None] | _Danger | None:
 
 def _danger(value: Any) -> _Danger | None:
     """Say why forked workers must not share an object; None: they may."""
-    known = _known(type(value))
+    kind: Any = type(value)
+    known = _known(kind)
     try:
         return known(value) if callable(known) else known
     except Exception:  # it is closed, or of another version
