@@ -20,10 +20,9 @@ from __future__ import annotations
 import functools
 import weakref
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -72,8 +71,6 @@ Options = Mapping[str, Any] | LoaderConfig
 _Source = Dataset[Any] | Callable[[], Dataset[Any]]
 DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
 _Base: Any = LightningDataModule if TYPE_CHECKING else object
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Loaders(weakref.WeakSet[DataLoader[Any]]):
@@ -303,51 +300,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             )
         )
 
-    @classmethod
-    def from_datasets(
-        cls,
-        train_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
-        val_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
-        test_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
-        predict_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
-        batch_size: int | None = 1,
-        num_workers: int | Literal["auto"] = 0,
-        **options: Any,
-    ) -> Self:
-        """Makes a data module of datasets, as ``LightningDataModule.from_datasets`` does.
-
-        As there, the training split is shuffled (its map-style datasets), and memory is pinned if
-        there is an accelerator.
-
-        Args:
-            train_dataset: A dataset, or a list or dict of datasets. None makes no such split.
-            val_dataset: The same for validation.
-            test_dataset: The same for testing.
-            predict_dataset: The same for prediction.
-            batch_size: Samples in a batch, in every split.
-            num_workers: Worker processes of each loader.
-            **options: Options of `LoaderConfig`, for every split (``shuffle`` for the training
-                split alone); everything else is passed to the constructor.
-
-        Raises:
-            OptionError: An option, or a combination of options, is refused.
-        """
-        evaluated = map(_one_by_one, (val_dataset, test_dataset, predict_dataset))
-        splits = zip(SPLITS, (train_dataset, *evaluated), strict=True)
-        datasets: dict[str, Any] = {name: one for name, one in splits if one is not None}
-        order, train = options.pop("shuffle", None), _options("train", options.pop("train", None))
-        loader: dict[str, Any] = {
-            "batch_size": batch_size,
-            "num_workers": num_workers,
-            "pin_memory": torch.accelerator.is_available(),
-        }
-        loader |= {n: options.pop(n) for n in [*options] if n in _OPTIONS}
-        common = _laid_over(_options("loader", options.pop("loader", None)), loader)
-        if order is None and "train" in datasets and False in _are_streams(train_dataset):
-            order = all({**common, **train}.get(n) is None for n in ("sampler", "batch_sampler"))
-        train = {"shuffle": order, **train}
-        return cls(**{**options, "datasets": datasets, "loader": common, "train": train})
-
     @staticmethod
     def from_datamodule(
         datamodule: LightningDataModule, **loader_overrides: Any
@@ -458,8 +410,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
     def _loaders_of(self, split: str) -> Any:
         """The loader of a split; where it has several datasets, as many loaders."""
-        made = _each(self.dataset(split), lambda one: self.make_loader(split, one))
-        return [*made] if isinstance(made, _Several) else made
+        return _each(self.dataset(split), lambda one: self.make_loader(split, one))
 
     def make_loader(
         self, split: str, dataset: Dataset[Any] | None = None, **options: Any
@@ -481,8 +432,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         if _is_several(dataset):
             raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
         config = self.configs[split].merged(**options)
-        if config.shuffle and _are_streams(dataset) < _are_streams(self.datasets.get(split)):
-            config = config.merged(shuffle=not isinstance(dataset, IterableDataset))
         return self._lit_make(split, dataset, config, self.device_prefetch)
 
     @property
@@ -506,17 +455,11 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         return f"{type(self).__name__}({'; '.join(splits)})"
 
 
-class _Several(list[Any]):
-    """Datasets of any kind, each of which is loaded by itself."""
-
-
 def _is_several(source: Any) -> bool:
     """Whether this is a list, tuple or dict of nothing but torch Datasets and factories.
 
     Any other list, tuple or dict is itself a dataset, of what it holds.
     """
-    if isinstance(source, _Several):
-        return True
     if not (isinstance(source, Mapping) or is_list(source)) or not source:
         return False
     return all(
@@ -527,29 +470,13 @@ def _is_several(source: Any) -> bool:
     )
 
 
-def _one_by_one(source: Any) -> Any:
-    """Return a list of datasets of any kind so that each is loaded by itself, as Lightning does."""
-    several = is_list(source) and source and all(is_dataset(member) for member in source)
-    if not several or _is_several(source):
-        return source
-    return _Several(source)
-
-
 def _each(source: Any, function: Callable[[Any], Any]) -> Any:
     """The function's result; of several datasets theirs, under the same keys or in a list."""
     if not _is_several(source):
         return function(source)
     if isinstance(source, Mapping):
         return {name: _each(member, function) for name, member in source.items()}
-    made = [_each(member, function) for member in source]
-    return _Several(made) if isinstance(source, _Several) else made
-
-
-def _are_streams(source: Any) -> set[bool]:
-    """Whether a dataset is an iterable one; both True and False, if some of several are."""
-    kinds: list[Any] = []
-    _each(source, lambda one: kinds.append(one if isinstance(one, type) else type(one)))
-    return {issubclass(kind, IterableDataset) for kind in kinds}
+    return [_each(member, function) for member in source]
 
 
 def _check_source(split: str, source: Any) -> None:

@@ -95,13 +95,6 @@ def test_refused_in_one_line(part: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_lists_of_anything_are_several_datasets_as_with_lightning() -> None:
-    pair: list[Any] = [torch.zeros(4, 3), [1.0, 2.0]]
-    data = LoaderDataModule.from_datasets(Points(), val_dataset=pair, batch_size=2)
-    assert [len(loader) for loader in data.val_dataloader()] == [2, 1]
-    assert [loader.dataset for loader in data.val_dataloader()] == pair
-
-
 def test_short_forms() -> None:
     """Above `loader`, below a split's own; None is as `loader` has it."""
     common = {"num_workers": 2, "persistent_workers": True, "batch_size": 4}
@@ -127,8 +120,6 @@ def test_short_forms_count_before_options_are_checked(common: dict[str, Any]) ->
     assert of_workers(data, "train") == (2, 4, True)
     assert of_workers(data, "val") == of_workers(data, "predict") == (2, 4, False)
     assert [each.prefetch_factor for each in data.val_dataloader().values()] == [4, 4]
-    made = LoaderDataModule.from_datasets(Points(), num_workers=2, loader=common)
-    assert of_workers(made, "train") == (2, 4, False)
 
 
 def test_a_split_without_workers_below_common_options_for_workers() -> None:
