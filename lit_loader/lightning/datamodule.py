@@ -289,6 +289,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         common = _laid_over(_options("loader", loader), short)
         given = {"train": train, "val": val, "test": test, "predict": predict}
         self.datasets: dict[str, DatasetSource] = dict(datasets)
+        self._built: dict[str, tuple[Any, Any]] = {}  # what was built of these, and its `_shape`
         self.configs = {name: _config(name, given[name], common) for name in SPLITS}
         # Primitives alone: a callable or a dataset among them would make a checkpoint that
         # torch.load(weights_only=True) refuses. A Namespace, because Lightning compares a mapping
@@ -386,6 +387,8 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         if split not in self.given_splits:
             raise self._missing_split(split)
         source: Any = self.datasets.get(split)
+        if source is not None and source is self._built.get(split, (None,))[0]:
+            return source
         if not is_dataset(source):
             source = self.make_dataset(split)
 
@@ -399,8 +402,10 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
                 f"leave {split!r} out of datasets, or of the class attribute splits"
             )
 
-        self.datasets[split] = source = _each(source, checked)
-        return source
+        shape = _shape(source)
+        self.datasets[split] = made = _each(shape, source, checked)
+        self._built[split] = made, shape
+        return made
 
     def _lit_hook(self, name: str) -> Callable[[], Any]:
         split = name.removesuffix("_dataloader")
@@ -410,7 +415,8 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
     def _loaders_of(self, split: str) -> Any:
         """The loader of a split; where it has several datasets, as many loaders."""
-        return _each(self.dataset(split), lambda one: self.make_loader(split, one))
+        dataset = self.dataset(split)
+        return _each(self._built[split][1], dataset, lambda one: self.make_loader(split, one))
 
     def make_loader(
         self, split: str, dataset: Dataset[Any] | None = None, **options: Any
@@ -428,8 +434,10 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """
         if split not in SPLITS:
             raise OptionError(f"split must be one of {_listed(SPLITS)}, got {split!r}")
-        dataset = self.dataset(split) if dataset is None else dataset
-        if _is_several(dataset):
+        shape = _shape(dataset)
+        if dataset is None:
+            dataset, shape = self.dataset(split), self._built[split][1]
+        if shape is not None:
             raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
         config = self.configs[split].merged(**options)
         return self._lit_make(split, dataset, config, self.device_prefetch)
@@ -455,28 +463,30 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         return f"{type(self).__name__}({'; '.join(splits)})"
 
 
-def _is_several(source: Any) -> bool:
-    """Whether this is a list, tuple or dict of nothing but torch Datasets and factories.
+def _shape(source: Any) -> Any:
+    """Return a list or dict of the shapes of several datasets; None: this is one.
 
-    Any other list, tuple or dict is itself a dataset, of what it holds.
+    Several are a list, tuple or dict of nothing but torch Datasets and factories. Any other is
+    itself a dataset, of what it holds.
     """
     if not (isinstance(source, Mapping) or is_list(source)) or not source:
-        return False
-    return all(
-        isinstance(member, Dataset)
-        or _is_several(member)
-        or (callable(member) and not is_dataset(member))
-        for member in (source.values() if isinstance(source, Mapping) else source)
-    )
+        return None
+    shapes = {}
+    for name in source if isinstance(source, Mapping) else range(len(source)):
+        one = source[name]
+        shapes[name] = shape = _shape(one)
+        if not (shape or isinstance(one, Dataset) or (callable(one) and not is_dataset(one))):
+            return None
+    return shapes if isinstance(source, Mapping) else [*shapes.values()]
 
 
-def _each(source: Any, function: Callable[[Any], Any]) -> Any:
+def _each(shape: Any, source: Any, function: Callable[[Any], Any]) -> Any:
     """The function's result; of several datasets theirs, under the same keys or in a list."""
-    if not _is_several(source):
+    if shape is None:
         return function(source)
-    if isinstance(source, Mapping):
-        return {name: _each(member, function) for name, member in source.items()}
-    return [_each(member, function) for member in source]
+    if isinstance(shape, dict):
+        return {name: _each(shape[name], source[name], function) for name in shape}
+    return [_each(*pair, function) for pair in zip(shape, source, strict=True)]
 
 
 def _check_source(split: str, source: Any) -> None:

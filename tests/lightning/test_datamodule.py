@@ -95,6 +95,14 @@ def test_refused_in_one_line(part: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_several_factories_make_several_loaders_of_whatever_they_make() -> None:
+    data = LoaderDataModule({"val": [lambda: [1, 2], Points], "test": {"a": lambda: range(4)}})
+    for _ in range(2):
+        data.setup(None)
+        assert [len(loader) for loader in data.val_dataloader()] == [2, 12]
+        assert [len(loader) for loader in data.test_dataloader().values()] == [4]
+
+
 def test_short_forms() -> None:
     """Above `loader`, below a split's own; None is as `loader` has it."""
     common = {"num_workers": 2, "persistent_workers": True, "batch_size": 4}
