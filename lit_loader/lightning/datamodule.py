@@ -10,15 +10,13 @@ Made by users and by Hydra, passed to the Trainer::
     from_datamodule: the user's hooks ─▶ torch's loaders ─▶ options_of ─────┘      ▲
                                                  Trainer: ranks, overfitting ──────╯
 
-Loaders are held by weak references only, so that Lightning alone decides how long one lives;
-`teardown` and `on_exception` close those that are left, and a loader without any reference closes
-itself.
+Loaders are not held here: Lightning alone decides how long one lives. The callback closes those of
+the Trainer, and a loader without any reference closes itself.
 """
 
 from __future__ import annotations
 
 import functools
-import weakref
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,7 +44,6 @@ from lit_loader.lightning.names import (
     LightningDataModule,
     combined,
     is_hook_of,
-    our_loaders,
 )
 from lit_loader.lightning.noted_batches import wrappable
 from lit_loader.lightning.state_callback import LoaderStateCallback
@@ -73,15 +70,8 @@ DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
 _Base: Any = LightningDataModule if TYPE_CHECKING else object
 
 
-class Loaders(weakref.WeakSet[DataLoader[Any]]):
-    """Those that are still alive; ddp_spawn pickles the data module, and they stay here."""
-
-    def __reduce__(self) -> Any:
-        return Loaders, ()
-
-
 class LoaderHook:
-    """A ``*_dataloader`` method of a `KeepsLoaders`; there is none where there is no loader.
+    """A ``*_dataloader`` method of a `MakesLoaders`; there is none where there is no loader.
 
     Lightning asks whether a hook is overridden, not what it returns: validation is left out of
     ``fit`` only if the data module seems not to define ``val_dataloader`` at all. Lightning's own
@@ -95,13 +85,11 @@ class LoaderHook:
         return self if module is None else module._lit_hook(self._name)
 
 
-class KeepsLoaders(_Base):  # type: ignore[misc]
-    """Makes loaders for the Trainer, and closes them.
+class MakesLoaders(_Base):  # type: ignore[misc]
+    """Makes loaders for the Trainer.
 
     Stands before LightningDataModule, or a class of the user's, among the bases.
     """
-
-    _lit_loaders: Loaders
 
     train_dataloader = LoaderHook()
     val_dataloader = LoaderHook()
@@ -127,28 +115,6 @@ class KeepsLoaders(_Base):  # type: ignore[misc]
             if not any(isinstance(each, LoaderStateCallback) for each in callbacks):
                 value.callbacks = [LoaderStateCallback(), *callbacks]  # type: ignore[attr-defined]
 
-    def close(self) -> None:
-        """Closes every loader that is still alive: workers, threads and memory. Idempotent."""
-        loaders = [*self._lit_loaders]
-        if self.trainer is not None:
-            # For predictions it makes another loader out of each of ours.
-            loaders += our_loaders(self.trainer.predict_dataloaders)
-        for loader in loaders:
-            loader.close()
-
-    def teardown(self, stage: str | None = None) -> None:
-        """Closes the loaders; Lightning calls it after a run that ended by itself."""
-        KeepsLoaders.close(self)
-        super().teardown(stage)
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Closes the loaders; after an error or Ctrl-C Lightning calls this *instead of* teardown.
-
-        Their iterators are still referenced then, so that nothing would be freed by itself.
-        """
-        KeepsLoaders.close(self)
-        super().on_exception(exception)
-
     def _lit_make(
         self, split: str, dataset: Any, config: LoaderConfig, device_prefetch: bool = False
     ) -> DataLoader[Any]:
@@ -170,7 +136,6 @@ class KeepsLoaders(_Base):  # type: ignore[misc]
         loader.role = split
         if device_prefetch and trainer is not None:
             loader._copy_ahead(trainer.strategy.root_device, move_data_to_device)
-        self._lit_loaders.add(loader)
         return loader
 
     def __str__(self) -> str:
@@ -207,7 +172,7 @@ def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict
 
 
 @public
-class LoaderDataModule(KeepsLoaders, LightningDataModule):
+class LoaderDataModule(MakesLoaders, LightningDataModule):
     """A LightningDataModule that loads every split through ``lit_loader.DataLoader``.
 
     Each call of a hook makes a new loader. Ranks and replicas come from the Trainer's strategy,
@@ -270,7 +235,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         pin_memory: bool | None = None,
     ) -> None:
         super().__init__()
-        self._lit_loaders = Loaders()
         self.device_prefetch = flag("device_prefetch", device_prefetch)
         if datasets is None and (self._makes_datasets or self._own_hooks()):
             datasets = {}
@@ -337,7 +301,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
     @classmethod
     def _own_hooks(cls) -> list[str]:
         names = [f"{split}_dataloader" for split in SPLITS]
-        return [name for name in names if getattr(cls, name) is not vars(KeepsLoaders)[name]]
+        return [name for name in names if getattr(cls, name) is not vars(MakesLoaders)[name]]
 
     def make_dataset(self, split: str) -> Any:
         """Makes the dataset of a split; called once, in `setup`, in each process that needs it.
@@ -567,7 +531,7 @@ _SAME_OPTIONS = {*_OF_TORCH} - {"shuffle", "sampler", "batch_sampler", "collate_
 """Options that both classes have, and mean the same by."""
 
 
-class SwappedDataModule(KeepsLoaders):
+class SwappedDataModule(MakesLoaders):
     """Before the class of another data module: the loaders of its hooks are swapped.
 
     `swapped` makes a class of both, whose objects share their attributes with the wrapped ones. So
@@ -593,7 +557,7 @@ class SwappedDataModule(KeepsLoaders):
 def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> SwappedDataModule:
     """Does what `LoaderDataModule.from_datamodule` says."""
     kind = type(wrapped)
-    if not isinstance(wrapped, DATA_MODULES) or isinstance(wrapped, KeepsLoaders):
+    if not isinstance(wrapped, DATA_MODULES) or isinstance(wrapped, MakesLoaders):
         raise OptionError(
             "from_datamodule needs a LightningDataModule that makes loaders of torch's class, "
             f"got {kind.__name__}"
@@ -604,9 +568,7 @@ def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> Swapp
     # In the class, and not among the attributes, which are the user's. The name is that of the
     # user's class, by which Lightning's checkpoints have a data module's state.
     own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    own.update(_lit_wrapped=wrapped, _lit_overrides=dict(overrides), _lit_loaders=Loaders())
-    if hasattr(kind, "close"):
-        own["close"] = kind.close
+    own.update(_lit_wrapped=wrapped, _lit_overrides=dict(overrides))
     made: Any = object.__new__(type(kind.__name__, (SwappedDataModule, kind), own))
     made.__dict__ = vars(wrapped)
     return made  # type: ignore[no-any-return]
