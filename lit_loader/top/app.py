@@ -21,7 +21,6 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from lit_loader.core.system import linux
 from lit_loader.top.look import NotFound, Viewer
 
 __all__ = ["command", "main"]
@@ -52,8 +51,6 @@ def main(given: Sequence[str] | None = None) -> int:
     """Show what there is; returns the exit code."""
     options = _arguments(given)
     try:
-        if not os.path.isdir(linux.PROC):
-            raise NotFound("it reads /proc: use it on Linux")
         live = sys.stdout.isatty() and sys.stdin.isatty() and not options.once
         loaders = [] if live else _looked_twice(options)
         if options.json:

@@ -69,24 +69,22 @@ class Viewer:
     def _loader(self, key: tuple[int, int], paths: dict[int, str]) -> Loader | None:
         """Return what a loader's file says; ``paths``: who has it open, and where."""
         for path in paths.values():
-            with contextlib.suppress(OSError):
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    if _key(f"/proc/self/fd/{fd}") == key:  # else another file is there by now
-                        return self._read(fd, [*paths])
-                finally:
-                    os.close(fd)
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+                if _key(file.fileno()) == key:  # else another file is there by now
+                    return self._read(file.fileno(), [*paths])
         return None
 
     def _read(self, fd: int, pids: list[int]) -> Loader | None:
         view, now = read_board(fd), time.monotonic_ns()
-        indices = [] if view is None else [read_index(fd, row) for row in view.rows]
-        uses = [] if view is None else [_use(row.pid) for row in view.rows]
+        if view is None:
+            return None  # of another version
+        indices = [read_index(fd, row) for row in view.rows]
+        uses = [_use(row.pid) for row in view.rows]
         # Read again after all that: which indices are of the same task, and who is missed. Workers
         # end only when nothing iterates, or after they have written that they leave.
         after = read_board(fd)
-        if view is None or after is None or view.page["pid"] not in pids:
-            return None  # of another version; or it has ended, and its workers are about to
+        if after is None or view.page["pid"] not in pids:
+            return None  # it has ended, and its workers are about to
         page = view.page
         seconds = (now - abs(view.since)) / 1e9 if view.since else None
         state = "waiting" if view.since > 0 else "computing" if view.since else "idle"
@@ -150,8 +148,8 @@ def _files() -> dict[tuple[int, int], dict[int, str]]:
     return found
 
 
-def _key(path: str) -> tuple[int, int]:
-    status = os.stat(path)
+def _key(file: str | int) -> tuple[int, int]:
+    status = os.stat(file)
     return status.st_dev, status.st_ino
 
 
