@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from lit_loader.core.options.checks import filled_text, is_dataset, seconds, undeferred
+from lit_loader.core.system.shared_file import HeldFile
 from lit_loader.core.transport.dataset_pickle import Frozen, Policy, freeze, thaw
 from lit_loader.data import memory_files
 from lit_loader.data.draws import Draws
@@ -190,25 +191,21 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     if left is not None and left < nbytes + _SPARED:
         _say_alone(key, f"it needs {nbytes / 1e6:.0f} MB, and {left / 1e6:.0f} MB are left")
         return dataset
-    fd = -1
     try:
-        try:
-            fd = memory_files.new(label)
-            frozen.write(fd)
-        except OSError as error:
-            _say_alone(key, message_of(error))
-            return dataset
-        # From here on this process has it as all others have, and its own copy goes.
-        dataset = frozen = None
-        gc.collect()
-        dataset = thaw(fd, held=True)
-        memory_files.seal(fd)
+        file = HeldFile(memory_files.new(label))
+        frozen.write(file.fd)
+    except OSError as error:
+        _say_alone(key, message_of(error))
+        return dataset
+    # From here on this process has it as all others have, and its own copy goes.
+    dataset = frozen = None
+    gc.collect()
+    try:
+        dataset = thaw(file.fd, held=True)
+        memory_files.seal(file.fd)
     except Exception as error:
         raise TransportError(
             f"shared_dataset({key!r}) cannot be unpickled ({type(error).__name__}: "
             f"{message_of(error)}): correct its __setstate__"
         ) from error
-    finally:
-        if fd >= 0:
-            os.close(fd)
     return dataset
