@@ -194,8 +194,8 @@ class SharedStore:
     def _append(self, entry: Bytes) -> int:
         """Write an entry after all others; returns its first byte's place. OSError: no memory."""
         # Opened again, for a position of its own.
-        fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
+        with open(f"/proc/self/fd/{self._fd}", "ab", buffering=0) as file:
+            fd = file.fileno()
             while True:
                 written = os.write(fd, entry.data)
                 start = os.lseek(fd, 0, os.SEEK_CUR) - written
@@ -204,8 +204,6 @@ class SharedStore:
                 if not start % UNIT:
                     return start
                 os.write(fd, bytes(-start % UNIT))  # another was killed during a write
-        finally:
-            os.close(fd)
 
     @property
     def used(self) -> int:
