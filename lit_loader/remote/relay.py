@@ -151,7 +151,7 @@ class Relay:
         self._known: set[str] = set()  # nodes of which a worker has come up
         self._joined = self._reported_missing = False
         self._unreachable = ""
-        self._since: float | None = None  # when not all were up any more
+        self._since = time.monotonic()  # when all were up last
         self._board.enter(self._worker, Stage.IDLE, -1)
         for worker in range(self._rows, self._worker):
             self._board.words[(worker + 1) * ROW_WORDS + STACKS] = REMOTE
@@ -376,7 +376,7 @@ class Relay:
         self._code = os.EX_UNAVAILABLE
 
     def _on_joined(self) -> None:
-        self._joined, self._since = True, None
+        self._joined, self._since = True, time.monotonic()
 
     def _on_unreachable(self, text: str) -> None:
         if self._alone:
@@ -393,12 +393,10 @@ class Relay:
         crew, now = self._crew, time.monotonic()
         if self._joined:
             crew.look()
-        if crew.up == len(crew.members):
-            self._since = None
-            return
-        if self._since is None:
+        there = len(crew.members)
+        if crew.up == there:
             self._since = now
-        missing, there = now - self._since, len(crew.members)
+        missing = now - self._since
         if self._alone and not crew.up and missing >= _ALONE * self._patience:
             why = f" (the last one: {crew.trouble})" if crew.trouble else ""
             self._give_up(
