@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec
@@ -49,36 +49,6 @@ _SLICE: Final = 0.05  # seconds within which a wait notices that its batch is no
 
 _BAD: Final = object()
 """Stands for a sample that could not be read."""
-
-
-@dataclasses.dataclass(frozen=True)
-class BadSamples:
-    """What is done about bad samples, by the loader's options: the ``tolerance`` of a spec."""
-
-    policy: str  # "raise", "skip" or "replace"
-    retry: Retry
-    limit: int | None = None  # the loader's max_sample_errors
-
-    @classmethod
-    def of(cls, loader: Any) -> BadSamples:
-        """Return that of a loader's options."""
-        retries = loader.sample_retries
-        retry = retries if isinstance(retries, Retry) else Retry(retries)
-        return cls(loader.on_sample_error, retry, loader.max_sample_errors)
-
-    def attempts(self, before: Callable[[int], object]) -> Attempts:
-        """Return what reads single samples, see `Attempts`."""
-        return Attempts(self, before)
-
-    def map_fetcher(
-        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int], *threads: Any
-    ) -> TolerantMapFetcher:
-        """Return what reads samples by index; ``threads`` are for `MapFetcher`."""
-        return TolerantMapFetcher(spec, attempts, seed_for, *threads)
-
-    def stream(self, attempts: Attempts) -> GoodSamples:
-        """Return what passes over a stream's bad samples."""
-        return GoodSamples(attempts)
 
 
 class Attempts:
@@ -120,7 +90,7 @@ class Attempts:
             Exception: What ``read`` raises, if bad samples are not passed over.
             Cancelled: The batch is no longer wanted.
         """
-        retry, tries = self.tolerance.retry, 0
+        policy, retry, tries = self.tolerance.policy, self.tolerance.retry, 0
         while True:
             self._before(position)
             reading().again, tokens = tries > 0, reading().tokens
@@ -130,10 +100,11 @@ class Attempts:
                 raise  # the program or the state is wrong, and no other sample would be better
             except Exception as error:
                 reading().tokens = tokens
-                if tries == retry.times or not self._may_pass(error):
-                    if several and self.goes_on_after(error):
+                passes = isinstance(error, retry.on)  # type: ignore[arg-type]
+                if tries == retry.times or not passes:
+                    if several and (passes or policy != "raise"):
                         return _BAD
-                    if self.tolerance.policy == "raise":
+                    if policy == "raise":
                         if tries:
                             tried = f"this sample was tried {tries + 1} times"
                             annotate(error, f"{tried}, sample_retries={retry.times}")
@@ -147,13 +118,6 @@ class Attempts:
             tries += 1
             with self._lock:
                 self.retries += 1
-
-    def _may_pass(self, error: Exception) -> bool:
-        return isinstance(error, self.tolerance.retry.on)  # type: ignore[arg-type]
-
-    def goes_on_after(self, error: Exception) -> bool:
-        """Whether this exception need not be raised."""
-        return self.tolerance.policy != "raise" or self._may_pass(error)
 
     def _wait(self, tries: int, position: int, progress: Progress) -> None:
         """Wait before the next attempt; not longer than the batch is wanted."""
@@ -220,34 +184,24 @@ class TolerantMapFetcher(MapFetcher):
 
     def _replace(self, samples: list[Any], batch: Any, progress: Progress) -> None:
         """Replace the bad samples, until one cannot be."""
-        errors = self._attempts.errors
+        attempts, errors = self._attempts, self._attempts.errors
         others: Sequence[Any] = range(len(self._dataset))
         if not self._from_all:
             others = [batch[place] for place, sample in enumerate(samples) if sample is not _BAD]
-        if not others:
-            return
-        for number, error in enumerate(errors):
-            index, sample = self._replacement(error, others, progress)
-            samples[error.position] = sample
-            action = NOT_REPLACED if sample is _BAD else f"replaced by {index!r}"
+        for number, error in enumerate(errors if others else ()):
+            seed, place, action = self._seed_for(error.index), error.position, NOT_REPLACED
+            for attempt in range(MAX_DRAWS):
+                index = others[extend(seed, attempt) % len(others)]
+                attempts.errors = []  # a bad one that is drawn counts where it is due
+                progress.step(place)
+                samples[place] = attempts.read(self._alone, index, place, progress)
+                if samples[place] is not _BAD:
+                    action = f"replaced by {index!r}"
+                    break
             errors[number] = dataclasses.replace(error, action=action)
-            if sample is _BAD:
+            if action == NOT_REPLACED:
                 break
-        self._attempts.errors = errors  # a bad one that was drawn counts where it is due
-
-    def _replacement(
-        self, error: SampleError, others: Sequence[Any], progress: Progress
-    ) -> tuple[Any, Any]:
-        """Draw until a sample can be read; `_BAD`: `MAX_DRAWS` of them could not."""
-        index, sample, seed = None, _BAD, self._seed_for(error.index)
-        for attempt in range(MAX_DRAWS):
-            index = others[extend(seed, attempt) % len(others)]
-            self._attempts.errors = []
-            progress.step(error.position)
-            sample = self._attempts.read(self._alone, index, error.position, progress)
-            if sample is not _BAD:
-                break
-        return index, sample
+        attempts.errors = errors
 
 
 _REACHED: Final = object()
@@ -262,17 +216,11 @@ class GoodSamples:
     not the data's, and the exception is raised instead.
     """
 
-    def __init__(self, attempts: Attempts) -> None:
-        self._source: Any = None
-        self._attempts = attempts
+    def __init__(self, attempts: Attempts, source: Any) -> None:
+        self._attempts, self._source = attempts, source
         self._progress = Progress()
         self._position = 0
         self._error: Exception | None = None  # the source's last, since the last good sample
-
-    def of(self, source: Any) -> GoodSamples:
-        """Begin to ask an iterator."""
-        self._source = source
-        return self
 
     def begin(self, progress: Progress) -> None:
         """Begin a batch."""
@@ -290,28 +238,24 @@ class GoodSamples:
                 sample = self._attempts.read(self._ask, None, self._position, self._progress)
                 if sample is _REACHED:
                     if self._error is not None and _went_through_a_generator(self._error):
-                        self._raise(_NO_GOING_ON)
+                        raise self._noted(_NO_GOING_ON)
                     raise StopIteration
                 if sample is not _BAD:
                     self._position += 1
                     return sample
                 if self._attempts.are_too_many:
                     raise StopIteration
-            self._raise(
+            raise self._noted(
                 f"{MAX_IN_A_ROW} samples in a row could not be read, of which this was the last"
             )
         finally:
             self._error = None
 
-    def _raise(self, note: str) -> NoReturn:
-        """Raise the source's last exception, with a note of why it was not passed over."""
-        error = self._error
-        assert error is not None
-        try:
-            annotate(error, note)
-            raise error
-        finally:
-            del error  # its traceback holds this frame
+    def _noted(self, note: str) -> Exception:
+        """Return the source's last exception, with a note of why it was not passed over."""
+        assert self._error is not None
+        annotate(self._error, note)
+        return self._error
 
     def _ask(self, _: None) -> Any:
         try:
@@ -332,3 +276,26 @@ def _went_through_a_generator(error: Exception) -> bool:
     """Whether a generator has let the exception through, which has finished it."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code.co_flags & inspect.CO_GENERATOR for frame, _ in frames)
+
+
+@dataclasses.dataclass(frozen=True)
+class BadSamples:
+    """What is done about bad samples, by the loader's options: the ``tolerance`` of a spec."""
+
+    policy: str  # "raise", "skip" or "replace"
+    retry: Retry
+    limit: int | None = None  # the loader's max_sample_errors
+
+    map_fetcher: ClassVar = TolerantMapFetcher
+    stream: ClassVar = GoodSamples
+
+    def attempts(self, before: Callable[[int], object]) -> Attempts:
+        """Return what reads single samples, see `Attempts`."""
+        return Attempts(self, before)
+
+    @classmethod
+    def of(cls, loader: Any) -> BadSamples:
+        """Return that of a loader's options."""
+        retries = loader.sample_retries
+        retry = retries if isinstance(retries, Retry) else Retry(retries)
+        return cls(loader.on_sample_error, retry, loader.max_sample_errors)

@@ -116,9 +116,6 @@ class BalancedBatchSampler(ByLength):
         groups, rest = divmod(len(self.lengths), self.group * self.batch_size)
         return groups * self.group + (0 if self.drop_last else min(rest, self.group))
 
-    def _shown(self) -> str:
-        return f"batch_size={self.batch_size}"
-
     def fit_step(self, ranks: int, accumulated: int) -> None:
         """Make a group of each optimizer step's batches, unless ``group`` was given.
 

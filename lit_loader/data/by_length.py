@@ -123,13 +123,8 @@ class ByLength(EpochOrder, Sampler[list[int]]):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({len(self.lengths):,} samples in {len(self):,} batches, "
-            f"{self._shown()}, shuffle={self.shuffle}, {self.group_option}={self.group}, "
-            f"seed={self.seed})"
+            f"shuffle={self.shuffle}, {self.group_option}={self.group}, seed={self.seed})"
         )
-
-    def _shown(self) -> str:
-        """Return the options that a repr shows first."""
-        raise NotImplementedError
 
     # --- states ---
 
@@ -193,9 +188,6 @@ class ByTokens(ByLength):
         self.max_tokens = whole_number("max_tokens", max_tokens, low=1, below=_MOST_TOKENS)
         self.too_long = one_of("too_long", too_long, _TOO_LONG)
         self.num_replicas = self.group
-
-    def _shown(self) -> str:
-        return f"max_tokens={self.max_tokens}"
 
     def _fitting(self, tokens: Indices, most: int) -> Indices:
         """Return the samples, int64, that are not left out for having more than ``most`` tokens."""

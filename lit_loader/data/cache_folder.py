@@ -96,10 +96,8 @@ class Folder:
         new = f"{_NEW}/{secrets.token_hex(16)}"
         try:
             fd = os.open(new, _WRITE, 0o600, dir_fd=self._file.fd)
-            try:
+            with open(fd, "wb", buffering=0):
                 write_all(fd, entry.data)
-            finally:
-                os.close(fd)
             os.rename(new, f"{folder}/{index}", src_dir_fd=self._file.fd, dst_dir_fd=self._file.fd)
         finally:
             with contextlib.suppress(OSError):  # it is renamed

@@ -20,7 +20,6 @@ import errno
 import logging
 import mmap
 import os
-from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ from lit_loader.data import memory_files
 from lit_loader.data.cache_entry import MISSING, UNIT, unpack
 from lit_loader.data.memory import memory_left, memory_limits
 
-__all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
+__all__ = ["FULL", "HITS", "MADE", "NOT_KEPT", "NOT_ON_DISK", "CacheFigures", "SharedStore"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -57,19 +56,11 @@ _SPARED_PART: Final = 20
 _log = logging.getLogger("lit_loader.cache")
 
 
-class Note(IntEnum):
-    """What is noted once for all processes, and said by the one that notes it."""
+FULL, NOT_KEPT, NOT_ON_DISK = range(3)
+"""What is noted once for all processes, and said by the one that notes it."""
 
-    FULL = 0
-    NOT_KEPT = 1
-    NOT_ON_DISK = 2
-
-
-class Counter(IntEnum):
-    """What a process counts."""
-
-    HITS = 0
-    MADE = 1
+HITS, MADE = range(2)
+"""What a process counts."""
 
 
 class CacheFigures(NamedTuple):
@@ -156,7 +147,7 @@ class SharedStore:
     @property
     def is_open(self) -> bool:
         """Whether entries are still taken."""
-        return self.limit > 0 and not self._notes[Note.FULL]
+        return self.limit > 0 and not self._notes[FULL]
 
     def put(self, index: int, entry: Bytes) -> None:
         """Keep a sample's entry, if there is room."""
@@ -165,7 +156,7 @@ class SharedStore:
             return
         if size > min(self.limit, _MOST):  # others may still find room
             large = f"a sample of {size / 1e6:,.1f} MB finds no room in memory={self.limit} bytes"
-            self.note(Note.NOT_KEPT, f"{large}: such samples are not kept")
+            self.note(NOT_KEPT, f"{large}: such samples are not kept")
             return
         if not self._has_room(size):
             return
@@ -195,7 +186,7 @@ class SharedStore:
     def _close(self, why: str) -> None:
         """Take no more entries."""
         self.note(
-            Note.FULL,
+            FULL,
             f"{why}: {self.kept} of {self.length} samples are kept ({self.used / 1e6:,.1f} MB), "
             "the others are built each time",
         )
@@ -203,8 +194,8 @@ class SharedStore:
     def _append(self, entry: Bytes) -> int:
         """Write an entry after all others; returns its first byte's place. OSError: no memory."""
         # Opened again, for a position of its own.
-        fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
+        with open(f"/proc/self/fd/{self._fd}", "ab", buffering=0) as file:
+            fd = file.fileno()
             while True:
                 written = os.write(fd, entry.data)
                 start = os.lseek(fd, 0, os.SEEK_CUR) - written
@@ -213,8 +204,6 @@ class SharedStore:
                 if not start % UNIT:
                     return start
                 os.write(fd, bytes(-start % UNIT))  # another was killed during a write
-        finally:
-            os.close(fd)
 
     @property
     def used(self) -> int:
@@ -232,24 +221,24 @@ class SharedStore:
         if kept and self.limit and not self.is_open:
             held = int((np.asarray(self._index) & _SIZE_MASK).sum()) * UNIT
             lacking = held * (self.length - kept) // kept
-        hits, misses = self._total(Counter.HITS), self._total(Counter.MADE)
+        hits, misses = self._total(HITS), self._total(MADE)
         return CacheFigures(hits, misses, self.used, lacking)
 
     # --- counters and notes ---
 
-    def count(self, counter: Counter) -> None:
+    def count(self, counter: int) -> None:
         """Count a sample, in this process's row."""
         self._counters[os.getpid() % _ROWS * _ROW + counter] += 1
 
-    def _total(self, counter: Counter) -> int:
+    def _total(self, counter: int) -> int:
         """Add up what all processes have counted; two of the same row may miss some."""
         return sum(self._counters[counter::_ROW].tolist())
 
-    def noted(self, note: Note) -> bool:
+    def noted(self, note: int) -> bool:
         """Whether something was noted, by any process."""
         return bool(self._notes[note])
 
-    def note(self, note: Note, text: str) -> None:
+    def note(self, note: int, text: str) -> None:
         """Note something, and log it as a line: once, in whichever process it happens first."""
         if not self._notes[note]:
             self._notes[note] = 1

@@ -20,7 +20,7 @@ from lit_loader.core.options.checks import check_dataset, filled_text, memory_si
 from lit_loader.data.cache_entry import MISSING, pack, unpack
 from lit_loader.data.cache_folder import Folder
 from lit_loader.data.cache_identity import places_compared, sample_digest
-from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
+from lit_loader.data.cache_store import HITS, MADE, NOT_KEPT, NOT_ON_DISK, CacheFigures, SharedStore
 from lit_loader.data.draws import Draws
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, TransportError
@@ -150,7 +150,7 @@ class CachedDataset(Dataset[T_co]):
         self._store = SharedStore(length, self.memory, name)
         for place, sample in samples.items():
             if self._held(place, count=False) is MISSING:
-                self._store.count(Counter.MADE)
+                self._store.count(MADE)
                 self._keep(place, sample)
 
     def _compared(self, length: int) -> dict[int, Any]:
@@ -196,7 +196,7 @@ class CachedDataset(Dataset[T_co]):
         for place, sample in zip(absent, made, strict=True):
             samples[place] = sample
             if numbers[place] >= 0:
-                self._store.count(Counter.MADE)
+                self._store.count(MADE)
                 if keeps:
                     self._keep(numbers[place], sample)
         return samples
@@ -221,7 +221,7 @@ class CachedDataset(Dataset[T_co]):
                     store.put(number, entry)  # before the sample, which looks into it, is changed
                 sample = unpack(number, entry)
         if sample is not MISSING and count:
-            store.count(Counter.HITS)
+            store.count(HITS)
         return sample
 
     def _made(self, asked: Sequence[Any], read: _Read) -> list[Any]:
@@ -245,7 +245,7 @@ class CachedDataset(Dataset[T_co]):
     @property
     def _disk(self) -> Folder | None:
         """The folder, if it still takes samples."""
-        return None if self._store.noted(Note.NOT_ON_DISK) else self._folder
+        return None if self._store.noted(NOT_ON_DISK) else self._folder
 
     def _keep(self, number: int, sample: Any) -> None:
         store, folder = self._store, self._disk
@@ -254,7 +254,7 @@ class CachedDataset(Dataset[T_co]):
         try:
             entry = pack(number, sample)
         except TransportError as error:
-            store.note(Note.NOT_KEPT, f"such samples are not kept: {error.text}")
+            store.note(NOT_KEPT, f"such samples are not kept: {error.text}")
             return
         if store.is_open:
             store.put(number, entry)
@@ -263,7 +263,7 @@ class CachedDataset(Dataset[T_co]):
                 folder.put(number, entry)
             except OSError as error:
                 full = f"{folder.path} takes no more samples ({error.strerror})"
-                store.note(Note.NOT_ON_DISK, f"{full}: memory alone keeps the others")
+                store.note(NOT_ON_DISK, f"{full}: memory alone keeps the others")
 
     # --- the rest ---
 

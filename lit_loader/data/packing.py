@@ -113,9 +113,6 @@ class PackingBatchSampler(ByTokens):
         packs = len(self._packs[1]) - 1
         return packs - packs % self.num_replicas if self.drop_last else packs
 
-    def _shown(self) -> str:
-        return f"{super()._shown()}, window={self.window}"
-
     def plan(self, epoch: int) -> tuple[Indices, Indices]:  # noqa: D102
         (samples, starts), number = self._packs, len(self)
         if not self.shuffle:

@@ -92,7 +92,6 @@ class SampleErrorLog:
 
     def __init__(self, limit: int | None, log: BatchLog) -> None:
         self._limit, self._log = limit, log
-        self._first: SampleError | None = None
         self._omitted = 0  # batches so far of which nothing was left
         self.count = self.retries = 0
         self.errors: deque[SampleError] = deque(maxlen=KEPT_ERRORS)  # the last of them
@@ -109,7 +108,6 @@ class SampleErrorLog:
         self._omitted += made.omitted
         for error in made.errors:
             self.count += 1
-            self._first = self._first or error
             self._log.note("bad sample", str(error))
             if self.count <= KEPT_ERRORS:
                 _log.warning("bad sample in batch %d, %s", number, error)
@@ -129,14 +127,14 @@ class SampleErrorLog:
 
     def end(self, epoch: int, delivered: int) -> SampleErrorsError | None:
         """Return an error if an epoch ends of which every batch was omitted."""
-        if self._first is None or delivered > self._omitted:
+        if not self.count or delivered > self._omitted:
             return None
         return self._hopeless(f"no sample of epoch {epoch} could be read")
 
     def _hopeless(self, what: str) -> SampleErrorsError:
         return self._error(
             f"{what} ({self.count:,} bad samples). Fix what they have in common, or set "
-            f"on_sample_error='raise' to see the traceback [LL211]. The first is {self._first}"
+            f"on_sample_error='raise' to see the traceback [LL211]. The last is {self.errors[-1]}"
         )
 
     def _error(self, message: str) -> SampleErrorsError:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from lit_loader.core.options.checks import filled_text, is_dataset, seconds, undeferred
+from lit_loader.core.system.shared_file import HeldFile
 from lit_loader.core.transport.dataset_pickle import Frozen, Policy, freeze, thaw
 from lit_loader.data import memory_files
 from lit_loader.data.draws import Draws
@@ -29,7 +30,7 @@ from lit_loader.data.memory import memory_left
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
 
-__all__ = ["shared", "shared_dataset"]
+__all__ = ["shared_dataset"]
 
 _LABEL: Final = "lit_loader dataset 2"
 """What files in memory and locks are called; its end is the version of the format."""
@@ -95,14 +96,9 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
             "factory must make the dataset when it is called without arguments, got "
             f"{short_repr(factory)}: pass functools.partial(Dataset, ...), in Hydra _partial_: true"
         )
-    return shared(factory, key, undeferred(factory), timeout)
-
-
-def shared(factory: Callable[[], Any], key: str, identity: object, timeout: float = 1800.0) -> Any:
-    """Do as `shared_dataset`; ``identity`` is what tells datasets of one key apart."""
     key = filled_text("key", key)
     timeout = seconds("timeout", timeout)
-    label = memory_files.label_of(_LABEL, key, _pickled(identity))
+    label = memory_files.label_of(_LABEL, key, _pickled(undeferred(factory)))
     me = threading.get_ident(), label
     if me in _building:
         raise OptionError(
@@ -117,7 +113,8 @@ def shared(factory: Callable[[], Any], key: str, identity: object, timeout: floa
             f"timeout={timeout} s. Raise timeout, or end that process, and another one builds"
         ) from error
     except OSError as error:  # a sandbox
-        return _alone(factory, key, str(error))
+        _say_alone(key, str(error))
+        return _made(factory, key)
     with lock:
         fd = memory_files.find(label)
         if fd is None:
@@ -129,7 +126,7 @@ def shared(factory: Callable[[], Any], key: str, identity: object, timeout: floa
     return _mapped(fd, factory, key)
 
 
-def _pickled(identity: object) -> tuple[bytes, object]:
+def _pickled(factory: Callable[[], Any]) -> tuple[bytes, object]:
     """Return what is the same in processes that mean the same dataset."""
     by_value = importlib.util.find_spec("cloudpickle") is not None
     policy = Policy(
@@ -138,7 +135,8 @@ def _pickled(identity: object) -> tuple[bytes, object]:
         by_value=by_value,
         apart=False,
     )
-    pickled = freeze(_apart(identity), policy, {"factory": _apart(identity)}).pickled
+    identity = _apart(factory)
+    pickled = freeze(identity, policy, {"factory": identity}).pickled
     # What a script defines is pickled by its name, which another script may have, too.
     script = getattr(sys.modules["__main__"], "__file__", None)
     return pickled, script if b"__main__" in pickled else None
@@ -174,18 +172,12 @@ def _say_alone(key: str, why: str) -> None:
     _log.warning("%r is built in each process for itself: %s", key, why)
 
 
-def _alone(factory: Callable[[], Any], key: str, why: str) -> Any:
-    _say_alone(key, why)
-    return _made(factory, key)
-
-
 def _mapped(fd: int, factory: Callable[[], Any], key: str) -> Any:
     try:
         return thaw(fd, held=True)
     except Exception as error:  # whatever unpickling raises: a class that is not found here, say
-        return _alone(
-            factory, key, f"another one's cannot be read here ({type(error).__name__}: {error})"
-        )
+        _say_alone(key, f"another one's cannot be read here ({type(error).__name__}: {error})")
+        return _made(factory, key)
     finally:
         os.close(fd)
 
@@ -199,25 +191,21 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     if left is not None and left < nbytes + _SPARED:
         _say_alone(key, f"it needs {nbytes / 1e6:.0f} MB, and {left / 1e6:.0f} MB are left")
         return dataset
-    fd = -1
     try:
-        try:
-            fd = memory_files.new(label)
-            frozen.write(fd)
-        except OSError as error:
-            _say_alone(key, message_of(error))
-            return dataset
-        # From here on this process has it as all others have, and its own copy goes.
-        dataset = frozen = None
-        gc.collect()
-        dataset = thaw(fd, held=True)
-        memory_files.seal(fd)
+        file = HeldFile(memory_files.new(label))
+        frozen.write(file.fd)
+    except OSError as error:
+        _say_alone(key, message_of(error))
+        return dataset
+    # From here on this process has it as all others have, and its own copy goes.
+    dataset = frozen = None
+    gc.collect()
+    try:
+        dataset = thaw(file.fd, held=True)
+        memory_files.seal(file.fd)
     except Exception as error:
         raise TransportError(
             f"shared_dataset({key!r}) cannot be unpickled ({type(error).__name__}: "
             f"{message_of(error)}): correct its __setstate__"
         ) from error
-    finally:
-        if fd >= 0:
-            os.close(fd)
     return dataset

@@ -99,13 +99,10 @@ class Schedule:
 
 def named_changes(weights: Any, names: Sequence[str]) -> Changes:
     """Return weights with the draws from which on they count; OptionError if they are refused."""
-    pairs: Any = is_list(weights) and [
-        entry
-        for entry in weights
-        if is_list(entry) and len(entry) == 2 and hasattr(entry[1], "__len__")
-    ]
-    if not pairs or len(pairs) != len(weights):
-        pairs = [(0, weights)]
+    change = is_list(weights) and all(
+        is_list(entry) and len(entry) == 2 and hasattr(entry[1], "__len__") for entry in weights
+    )
+    pairs: Any = weights if change and weights else [(0, weights)]
     changes: Changes = []
     for draw, each in pairs:
         draw = whole_number("weights' draw", draw, low=0, below=ALL_DRAWS)

@@ -6,14 +6,12 @@ are forked, and warns with the cure. It looks at attributes and small containers
 code and runs none of the user's.
 
 Harmless under fork, as ``tests/diagnostics/test_fork_dangers.py`` shows: memory maps, HDF5 files
-(which are read by ``pread``), zarr's local stores, LMDB without locks, sessions that have not
-connected yet, and what is written only.
+(which are read by ``pread``), LMDB without locks, and what is written only.
 """
 
 from __future__ import annotations
 
 import functools
-import io
 import os
 import sys
 from collections import deque
@@ -99,17 +97,18 @@ def _held(dataset: Any) -> Iterator[Held]:
     waiting = deque([Held(dataset, "", None, None)])
     while waiting and len(seen) < _OBJECTS:
         at = waiting.popleft()
-        value, kind = at.value, type(at.value)
+        value: Any = at.value
+        kind: Any = type(value)
         if kind in _LEAVES or id(value) in seen:
             continue
         seen.add(id(value))
         yield at
+        if issubclass(kind, dict):
+            items = [*islice(dict.items(value), _ITEMS)]
+            waiting += (Held(item, key, at, None) for key, item in items)
         if kind in (list, tuple):
             waiting += (Held(item, n, at, None) for n, item in enumerate(value[:_ITEMS]))
-        elif kind is dict:
-            items = [*islice(value.items(), _ITEMS)]
-            waiting += (Held(item, key, at, None) for key, item in items)
-        elif not _is_known(kind) and _is_open(kind):
+        elif _known(kind) is None and _is_open(kind):
             attributes = _attributes(value)
             waiting += (Held(item, name, at, attributes) for name, item in attributes.items())
 
@@ -144,44 +143,32 @@ _Danger = tuple[str, str, str]
 
 
 @functools.lru_cache(maxsize=128)
-def _names(kind: Any) -> tuple[str, ...]:
-    """The names of a class and of those that it derives from: ``zipfile.ZipFile``."""
-    return tuple(f"{_root(each)}.{each.__qualname__}" for each in kind.__mro__)
-
-
-def _is_known(kind: type) -> bool:
-    names = _names(kind)
-    return issubclass(kind, io.IOBase) or not (
-        _LOOKS.keys().isdisjoint(names) and _KINDS.keys().isdisjoint(names)
-    )
-
-
-def _danger(value: Any) -> _Danger | None:
-    """Say why forked workers must not share an object; None: they may."""
-    if isinstance(value, io.IOBase):
-        return _file(value)
-    kind: Any = type(value)
-    for name in _names(kind):
-        if (look := _LOOKS.get(name)) is not None:
-            try:
-                return look(value)
-            except Exception:  # it is closed, or of another version
-                return None
+def _known(kind: Any) -> Callable[[Any], _Danger | None] | _Danger | None:
+    """Return what says whether objects of a class are dangerous; None: it is not known."""
+    for each in kind.__mro__:
+        name = f"{_root(each)}.{each.__qualname__}"
+        if name in _LOOKS:
+            return _LOOKS[name]
         if name in _KINDS:
             return (f"a {name}", *_KINDS[name])
     return None
 
 
-def _file(file: Any) -> _Danger | None:
+def _danger(value: Any) -> _Danger | None:
+    """Say why forked workers must not share an object; None: they may."""
+    kind: Any = type(value)
+    known = _known(kind)
     try:
-        if file in (sys.stdin, sys.stdout, sys.stderr) or file.closed or not file.readable():
-            return None
-        if not file.seekable():
-            return None
-        file.fileno()
-        name, mode = file.name, str(getattr(file, "mode", "rb"))
-    except (OSError, AttributeError, ValueError, TypeError):
+        return known(value) if callable(known) else known
+    except Exception:  # it is closed, or of another version
         return None
+
+
+def _file(file: Any) -> _Danger | None:
+    if file in (sys.stdin, sys.stdout, sys.stderr) or not (file.readable() and file.seekable()):
+        return None
+    file.fileno()  # raises if it is in memory
+    name, mode = file.name, str(getattr(file, "mode", "rb"))
     if "a" in mode:
         return None
     module = type(file).__module__
@@ -216,13 +203,6 @@ def _hdf5(value: Any) -> _Danger | None:
     return "an HDF5 file with a position", _POSITION, "h5py.File(path)"
 
 
-def _zarr(value: Any) -> _Danger | None:
-    store = getattr(value, "store", value)
-    if type(store).__name__ != "ZipStore":
-        return None
-    return "an open zarr.ZipStore", _POSITION, f"zarr.open({str(store.path)!r}, mode='r')"
-
-
 def _sqlite(connection: Any) -> _Danger | None:
     """A connection to a database in a file; what is in memory is copied by a fork."""
     path = next(iter(connection.execute("PRAGMA database_list")))[2]
@@ -241,40 +221,15 @@ def _lmdb(environment: Any) -> _Danger | None:
     return "an open LMDB environment with locks", _LOCKS, how
 
 
-def _session(session: Any) -> _Danger | None:
-    """A session of requests, or urllib3's pools: dangerous once it has connected."""
-    managers = [each.poolmanager for each in getattr(session, "adapters", {}).values()]
-    if not any(len(manager.pools) for manager in managers or [session]):
-        return None
-    return "a session with open connections", _ANSWERS, f"{type(session).__name__}()"
-
-
-def _boto(client: Any) -> _Danger | None:
-    http: Any = client._endpoint.http_session  # reach: botocore: has no public name for it
-    if not len(http._manager.pools):
-        return None
-    return "a client of boto with open connections", _ANSWERS, "boto3.Session().client(...)"
-
-
-def _boto_resource(resource: Any) -> _Danger | None:
-    return _boto(resource.meta.client)
-
-
 _LOOKS: Final[dict[str, Callable[[Any], _Danger | None]]] = {
+    "io._IOBase": _file,
     "zipfile.ZipFile": _zip,
     "tarfile.TarFile": _tar,
     "numpy.NpzFile": _npz,
     "h5py.HLObject": _hdf5,
-    "zarr.Array": _zarr,
-    "zarr.Group": _zarr,
-    "zarr.ZipStore": _zarr,
     "sqlite3.Connection": _sqlite,
     "builtins.Environment": _lmdb,  # as py-lmdb's is called in C
     "lmdb.Environment": _lmdb,
-    "requests.Session": _session,
-    "urllib3.PoolManager": _session,
-    "botocore.BaseClient": _boto,
-    "boto3.ServiceResource": _boto_resource,
 }
 """Kinds that are dangerous in some states, by the library and the class."""
 

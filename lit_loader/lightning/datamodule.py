@@ -10,20 +10,17 @@ Made by users and by Hydra, passed to the Trainer::
     from_datamodule: the user's hooks ─▶ torch's loaders ─▶ options_of ─────┘      ▲
                                                  Trainer: ranks, overfitting ──────╯
 
-Loaders are held by weak references only, so that Lightning alone decides how long one lives;
-`teardown` and `on_exception` close those that are left, and a loader without any reference closes
-itself.
+Loaders are not held here: Lightning alone decides how long one lives. The callback closes those of
+the Trainer, and a loader without any reference closes itself.
 """
 
 from __future__ import annotations
 
 import functools
-import weakref
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -37,15 +34,8 @@ from torch.utils.data import (
     default_convert,
 )
 
-from lit_loader.core.options.checks import (
-    filled_text,
-    flag,
-    is_dataset,
-    is_list,
-    known_keywords,
-)
+from lit_loader.core.options.checks import flag, is_dataset, is_list, known_keywords
 from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig, check_option
-from lit_loader.data.shared_dataset import shared, shared_dataset
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.lightning.names import (
@@ -54,7 +44,6 @@ from lit_loader.lightning.names import (
     LightningDataModule,
     combined,
     is_hook_of,
-    our_loaders,
 )
 from lit_loader.lightning.noted_batches import wrappable
 from lit_loader.lightning.state_callback import LoaderStateCallback
@@ -79,19 +68,10 @@ Options = Mapping[str, Any] | LoaderConfig
 _Source = Dataset[Any] | Callable[[], Dataset[Any]]
 DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
 _Base: Any = LightningDataModule if TYPE_CHECKING else object
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-
-class Loaders(weakref.WeakSet[DataLoader[Any]]):
-    """Those that are still alive; ddp_spawn pickles the data module, and they stay here."""
-
-    def __reduce__(self) -> Any:
-        return Loaders, ()
 
 
 class LoaderHook:
-    """A ``*_dataloader`` method of a `KeepsLoaders`; there is none where there is no loader.
+    """A ``*_dataloader`` method of a `MakesLoaders`; there is none where there is no loader.
 
     Lightning asks whether a hook is overridden, not what it returns: validation is left out of
     ``fit`` only if the data module seems not to define ``val_dataloader`` at all. Lightning's own
@@ -105,13 +85,11 @@ class LoaderHook:
         return self if module is None else module._lit_hook(self._name)
 
 
-class KeepsLoaders(_Base):  # type: ignore[misc]
-    """Makes loaders for the Trainer, and closes them.
+class MakesLoaders(_Base):  # type: ignore[misc]
+    """Makes loaders for the Trainer.
 
     Stands before LightningDataModule, or a class of the user's, among the bases.
     """
-
-    _lit_loaders: Loaders
 
     train_dataloader = LoaderHook()
     val_dataloader = LoaderHook()
@@ -137,28 +115,6 @@ class KeepsLoaders(_Base):  # type: ignore[misc]
             if not any(isinstance(each, LoaderStateCallback) for each in callbacks):
                 value.callbacks = [LoaderStateCallback(), *callbacks]  # type: ignore[attr-defined]
 
-    def close(self) -> None:
-        """Closes every loader that is still alive: workers, threads and memory. Idempotent."""
-        loaders = [*self._lit_loaders]
-        if self.trainer is not None:
-            # For predictions it makes another loader out of each of ours.
-            loaders += our_loaders(self.trainer.predict_dataloaders)
-        for loader in loaders:
-            loader.close()
-
-    def teardown(self, stage: str | None = None) -> None:
-        """Closes the loaders; Lightning calls it after a run that ended by itself."""
-        KeepsLoaders.close(self)
-        super().teardown(stage)
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Closes the loaders; after an error or Ctrl-C Lightning calls this *instead of* teardown.
-
-        Their iterators are still referenced then, so that nothing would be freed by itself.
-        """
-        KeepsLoaders.close(self)
-        super().on_exception(exception)
-
     def _lit_make(
         self, split: str, dataset: Any, config: LoaderConfig, device_prefetch: bool = False
     ) -> DataLoader[Any]:
@@ -180,7 +136,6 @@ class KeepsLoaders(_Base):  # type: ignore[misc]
         loader.role = split
         if device_prefetch and trainer is not None:
             loader._copy_ahead(trainer.strategy.root_device, move_data_to_device)
-        self._lit_loaders.add(loader)
         return loader
 
     def __str__(self) -> str:
@@ -217,7 +172,7 @@ def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict
 
 
 @public
-class LoaderDataModule(KeepsLoaders, LightningDataModule):
+class LoaderDataModule(MakesLoaders, LightningDataModule):
     """A LightningDataModule that loads every split through ``lit_loader.DataLoader``.
 
     Each call of a hook makes a new loader. Ranks and replicas come from the Trainer's strategy,
@@ -242,10 +197,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         device_prefetch: True copies the next batch to the CUDA device while a step computes, on a
             stream of its own; one batch more is on the device then. Set it with ``pin_memory``.
             It has no effect without a CUDA device.
-        shared_key: Builds each dataset once on each machine, for all ranks and runs with this key:
-            see `lit_loader.shared_dataset`. None builds it in each process. The key names what the
-            datasets are made of. ``datasets`` then holds factories; attributes and hyperparameters
-            of a subclass count as arguments of its `make_dataset`.
         batch_size: Short for this option of ``loader``, which it overrides. None keeps it.
         num_workers: The same.
         pin_memory: The same.
@@ -279,15 +230,12 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         test: Options | None = None,
         predict: Options | None = None,
         device_prefetch: bool = False,
-        shared_key: str | None = None,
         batch_size: int | None = None,
         num_workers: int | Literal["auto"] | None = None,
         pin_memory: bool | None = None,
     ) -> None:
         super().__init__()
-        self._lit_loaders = Loaders()
         self.device_prefetch = flag("device_prefetch", device_prefetch)
-        self.shared_key = None if shared_key is None else filled_text("shared_key", shared_key)
         if datasets is None and (self._makes_datasets or self._own_hooks()):
             datasets = {}
         if not isinstance(datasets, Mapping):
@@ -299,12 +247,13 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         for split, source in datasets.items():
             if split not in SPLITS:
                 raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
-            _check_source(split, source, self.shared_key is not None)
+            _check_source(split, source)
         short = {"batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory}
         short = {name: check_option(name, x) for name, x in short.items() if x is not None}
         common = _laid_over(_options("loader", loader), short)
         given = {"train": train, "val": val, "test": test, "predict": predict}
         self.datasets: dict[str, DatasetSource] = dict(datasets)
+        self._built: dict[str, tuple[Any, Any]] = {}  # what was built of these, and its `_shape`
         self.configs = {name: _config(name, given[name], common) for name in SPLITS}
         # Primitives alone: a callable or a dataset among them would make a checkpoint that
         # torch.load(weights_only=True) refuses. A Namespace, because Lightning compares a mapping
@@ -315,51 +264,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
                 **{name: _primitives(vars(self.configs[name])) for name in self.given_splits},
             )
         )
-
-    @classmethod
-    def from_datasets(
-        cls,
-        train_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
-        val_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
-        test_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
-        predict_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
-        batch_size: int | None = 1,
-        num_workers: int | Literal["auto"] = 0,
-        **options: Any,
-    ) -> Self:
-        """Makes a data module of datasets, as ``LightningDataModule.from_datasets`` does.
-
-        As there, the training split is shuffled (its map-style datasets), and memory is pinned if
-        there is an accelerator.
-
-        Args:
-            train_dataset: A dataset, or a list or dict of datasets. None makes no such split.
-            val_dataset: The same for validation.
-            test_dataset: The same for testing.
-            predict_dataset: The same for prediction.
-            batch_size: Samples in a batch, in every split.
-            num_workers: Worker processes of each loader.
-            **options: Options of `LoaderConfig`, for every split (``shuffle`` for the training
-                split alone); everything else is passed to the constructor.
-
-        Raises:
-            OptionError: An option, or a combination of options, is refused.
-        """
-        evaluated = map(_one_by_one, (val_dataset, test_dataset, predict_dataset))
-        splits = zip(SPLITS, (train_dataset, *evaluated), strict=True)
-        datasets: dict[str, Any] = {name: one for name, one in splits if one is not None}
-        order, train = options.pop("shuffle", None), _options("train", options.pop("train", None))
-        loader: dict[str, Any] = {
-            "batch_size": batch_size,
-            "num_workers": num_workers,
-            "pin_memory": torch.accelerator.is_available(),
-        }
-        loader |= {n: options.pop(n) for n in [*options] if n in _OPTIONS}
-        common = _laid_over(_options("loader", options.pop("loader", None)), loader)
-        if order is None and "train" in datasets and False in _are_streams(train_dataset):
-            order = all({**common, **train}.get(n) is None for n in ("sampler", "batch_sampler"))
-        train = {"shuffle": order, **train}
-        return cls(**{**options, "datasets": datasets, "loader": common, "train": train})
 
     @staticmethod
     def from_datamodule(
@@ -397,7 +301,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
     @classmethod
     def _own_hooks(cls) -> list[str]:
         names = [f"{split}_dataloader" for split in SPLITS]
-        return [name for name in names if getattr(cls, name) is not vars(KeepsLoaders)[name]]
+        return [name for name in names if getattr(cls, name) is not vars(MakesLoaders)[name]]
 
     def make_dataset(self, split: str) -> Any:
         """Makes the dataset of a split; called once, in `setup`, in each process that needs it.
@@ -447,40 +351,25 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         if split not in self.given_splits:
             raise self._missing_split(split)
         source: Any = self.datasets.get(split)
+        if source is not None and source is self._built.get(split, (None,))[0]:
+            return source
         if not is_dataset(source):
-            own = source is None or self._makes_datasets
-            source = self._made_by_own(split) if own else self._once(source)
+            source = self.make_dataset(split)
 
-        def made(one: Any) -> Any:
-            is_made = one is source or is_dataset(one)  # else it is a factory among several
-            return self._check_made(split, one if is_made else self._once(one))
+        def checked(one: Any) -> Any:
+            made = one if one is source or is_dataset(one) else one()
+            if is_dataset(made):
+                return made
+            what = f"datasets[{split!r}]" if split in self.datasets else f"make_dataset({split!r})"
+            raise OptionError(
+                f"{what} must make a dataset, got {type(made).__name__}: where there is none, "
+                f"leave {split!r} out of datasets, or of the class attribute splits"
+            )
 
-        self.datasets[split] = source = _each(source, made)
-        return source
-
-    def _once(self, factory: Callable[[], Any]) -> Any:
-        """Calls a factory, or has another process of this machine call it."""
-        return factory() if self.shared_key is None else shared_dataset(factory, self.shared_key)
-
-    def _made_by_own(self, split: str) -> Any:
-        """Calls `make_dataset`; with `shared_key` once for all modules of equal attributes."""
-        factory = functools.partial(self.make_dataset, split)
-        if self.shared_key is None:
-            return factory()
-        ours = vars(LoaderDataModule({}))
-        held = {name: value for name, value in vars(self).items() if name not in ours}
-        given = {n: v for n, v in self.hparams.items() if n not in ("loader", *SPLITS)}
-        return shared(factory, self.shared_key, (type(self), split, held, given))
-
-    def _check_made(self, split: str, made: Any) -> Any:
-        """Returns what a factory or `make_dataset` has made, if it is a dataset."""
-        if is_dataset(made):
-            return made
-        what = f"datasets[{split!r}]" if split in self.datasets else f"make_dataset({split!r})"
-        raise OptionError(
-            f"{what} must make a dataset, got {type(made).__name__}: where there is none, leave "
-            f"{split!r} out of datasets, or of the class attribute splits"
-        )
+        shape = _shape(source)
+        self.datasets[split] = made = _each(shape, source, checked)
+        self._built[split] = made, shape
+        return made
 
     def _lit_hook(self, name: str) -> Callable[[], Any]:
         split = name.removesuffix("_dataloader")
@@ -490,8 +379,8 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
     def _loaders_of(self, split: str) -> Any:
         """The loader of a split; where it has several datasets, as many loaders."""
-        made = _each(self.dataset(split), lambda one: self.make_loader(split, one))
-        return [*made] if isinstance(made, _Several) else made
+        dataset = self.dataset(split)
+        return _each(self._built[split][1], dataset, lambda one: self.make_loader(split, one))
 
     def make_loader(
         self, split: str, dataset: Dataset[Any] | None = None, **options: Any
@@ -509,12 +398,12 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """
         if split not in SPLITS:
             raise OptionError(f"split must be one of {_listed(SPLITS)}, got {split!r}")
-        dataset = self.dataset(split) if dataset is None else dataset
-        if _is_several(dataset):
+        shape = _shape(dataset)
+        if dataset is None:
+            dataset, shape = self.dataset(split), self._built[split][1]
+        if shape is not None:
             raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
         config = self.configs[split].merged(**options)
-        if config.shuffle and _are_streams(dataset) < _are_streams(self.datasets.get(split)):
-            config = config.merged(shuffle=not isinstance(dataset, IterableDataset))
         return self._lit_make(split, dataset, config, self.device_prefetch)
 
     @property
@@ -538,54 +427,34 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         return f"{type(self).__name__}({'; '.join(splits)})"
 
 
-class _Several(list[Any]):
-    """Datasets of any kind, each of which is loaded by itself."""
+def _shape(source: Any) -> Any:
+    """Return a list or dict of the shapes of several datasets; None: this is one.
 
-
-def _is_several(source: Any) -> bool:
-    """Whether this is a list, tuple or dict of nothing but torch Datasets and factories.
-
-    Any other list, tuple or dict is itself a dataset, of what it holds.
+    Several are a list, tuple or dict of nothing but torch Datasets and factories. Any other is
+    itself a dataset, of what it holds.
     """
-    if isinstance(source, _Several):
-        return True
     if not (isinstance(source, Mapping) or is_list(source)) or not source:
-        return False
-    return all(
-        isinstance(member, Dataset)
-        or _is_several(member)
-        or (callable(member) and not is_dataset(member))
-        for member in (source.values() if isinstance(source, Mapping) else source)
-    )
+        return None
+    shapes = {}
+    for name in source if isinstance(source, Mapping) else range(len(source)):
+        one = source[name]
+        shapes[name] = shape = _shape(one)
+        if not (shape or isinstance(one, Dataset) or (callable(one) and not is_dataset(one))):
+            return None
+    return shapes if isinstance(source, Mapping) else [*shapes.values()]
 
 
-def _one_by_one(source: Any) -> Any:
-    """Return a list of datasets of any kind so that each is loaded by itself, as Lightning does."""
-    several = is_list(source) and source and all(is_dataset(member) for member in source)
-    if not several or _is_several(source):
-        return source
-    return _Several(source)
-
-
-def _each(source: Any, function: Callable[[Any], Any]) -> Any:
+def _each(shape: Any, source: Any, function: Callable[[Any], Any]) -> Any:
     """The function's result; of several datasets theirs, under the same keys or in a list."""
-    if not _is_several(source):
+    if shape is None:
         return function(source)
-    if isinstance(source, Mapping):
-        return {name: _each(member, function) for name, member in source.items()}
-    made = [_each(member, function) for member in source]
-    return _Several(made) if isinstance(source, _Several) else made
+    if isinstance(shape, dict):
+        return {name: _each(shape[name], source[name], function) for name in shape}
+    return [_each(*pair, function) for pair in zip(shape, source, strict=True)]
 
 
-def _are_streams(source: Any) -> set[bool]:
-    """Whether a dataset is an iterable one; both True and False, if some of several are."""
-    kinds: list[Any] = []
-    _each(source, lambda one: kinds.append(one if isinstance(one, type) else type(one)))
-    return {issubclass(kind, IterableDataset) for kind in kinds}
-
-
-def _check_source(split: str, source: Any, shared: bool) -> None:
-    """Refuse what is neither a dataset nor a factory (a class's name, say), or not to be shared."""
+def _check_source(split: str, source: Any) -> None:
+    """Refuse what is neither a dataset nor a factory: a class's name, say."""
     _check_instantiated(f"datasets[{split!r}]", source)
     if not (is_dataset(source) or callable(source)):
         raise OptionError(
@@ -593,16 +462,6 @@ def _check_source(split: str, source: Any, shared: bool) -> None:
             f"{short_repr(source)}: pass a dataset, or a callable that makes it, such as "
             f"functools.partial(Dataset, ...), in Hydra {{_target_: package.module.Dataset}}"
         )
-
-    def check_unbuilt(one: Any) -> None:
-        if shared and is_dataset(one):
-            raise OptionError(
-                f"shared_key builds datasets once for all processes, and datasets[{split!r}] is a "
-                f"{type(one).__name__} that is built already: pass a factory, such as "
-                "functools.partial(Dataset, ...), in Hydra _partial_: true"
-            )
-
-    _each(source, check_unbuilt)
 
 
 def _check_instantiated(name: str, node: Any) -> None:
@@ -616,10 +475,6 @@ def _check_instantiated(name: str, node: Any) -> None:
 
 def _described(source: Any) -> str:
     """A dataset by its class, and a factory by its own name, for messages."""
-    if _is_several(source):
-        described: list[str] = []
-        _each(source, lambda one: described.append(_described(one)))
-        return f"[{', '.join(described)}]"
     if is_dataset(source):
         return type(source).__name__
     inner = getattr(source, "func", source)  # a functools.partial is named by what it calls
@@ -676,7 +531,7 @@ _SAME_OPTIONS = {*_OF_TORCH} - {"shuffle", "sampler", "batch_sampler", "collate_
 """Options that both classes have, and mean the same by."""
 
 
-class SwappedDataModule(KeepsLoaders):
+class SwappedDataModule(MakesLoaders):
     """Before the class of another data module: the loaders of its hooks are swapped.
 
     `swapped` makes a class of both, whose objects share their attributes with the wrapped ones. So
@@ -702,7 +557,7 @@ class SwappedDataModule(KeepsLoaders):
 def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> SwappedDataModule:
     """Does what `LoaderDataModule.from_datamodule` says."""
     kind = type(wrapped)
-    if not isinstance(wrapped, DATA_MODULES) or isinstance(wrapped, KeepsLoaders):
+    if not isinstance(wrapped, DATA_MODULES) or isinstance(wrapped, MakesLoaders):
         raise OptionError(
             "from_datamodule needs a LightningDataModule that makes loaders of torch's class, "
             f"got {kind.__name__}"
@@ -713,9 +568,7 @@ def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> Swapp
     # In the class, and not among the attributes, which are the user's. The name is that of the
     # user's class, by which Lightning's checkpoints have a data module's state.
     own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    own.update(_lit_wrapped=wrapped, _lit_overrides=dict(overrides), _lit_loaders=Loaders())
-    if hasattr(kind, "close"):
-        own["close"] = kind.close
+    own.update(_lit_wrapped=wrapped, _lit_overrides=dict(overrides))
     made: Any = object.__new__(type(kind.__name__, (SwappedDataModule, kind), own))
     made.__dict__ = vars(wrapped)
     return made  # type: ignore[no-any-return]

@@ -21,11 +21,9 @@ first it is corrected here; ``tests/lightning`` fails where Lightning changes th
 
 from __future__ import annotations
 
-import contextlib
 import math
-import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import LightningModule, Trainer
@@ -97,9 +95,8 @@ class LoaderStateCallback(Callback):
         own = type(trainer.fit_loop)._load_combined_loader_states
 
         def load() -> None:
-            with _advice_for_lightning():
-                own(trainer.fit_loop)
-                self._begin(trainer)
+            own(trainer.fit_loop)
+            self._begin(trainer)
 
         # reach: lightning: the same
         trainer.fit_loop._load_combined_loader_states = load  # type: ignore[method-assign]
@@ -367,23 +364,6 @@ def _begin_next_epoch(fit_loop: Any) -> bool:
     fit_loop._restarting = False
     fit_loop.reset_restart_stage()
     return True
-
-
-@contextlib.contextmanager
-def _advice_for_lightning() -> Iterator[None]:
-    """If a state is refused because of the dataset's length, say what to do in Lightning."""
-    try:
-        yield
-    except StateError as error:
-        found = re.search(r"dataset_length=(\d+),.* dataset_length=(\d+)", str(error))
-        if found is None:
-            raise
-        raise StateError(
-            f"the dataset has {found[2]} samples now, and the checkpoint was saved mid-epoch with "
-            f"{found[1]}, so its position does not fit. Resume with the same data, or from a "
-            "checkpoint of an epoch's end. To start over with these weights, load them by "
-            "LightningModule.load_from_checkpoint() and leave ckpt_path out [LL301]"
-        ) from None
 
 
 def _warn_of_other_batches(state: Mapping[str, Any], loader: DataLoader[Any]) -> None:

@@ -17,7 +17,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,30 +68,15 @@ class Member:
         return f"remote worker {self.role.worker}" + (f" (node {self.node})" if self.node else "")
 
 
-class Owner(Protocol):
-    """Whom a crew tells what becomes of jobs and workers: the relay."""
-
-    def queue(self, call: Callable[[], None]) -> None:
-        """Queue a call for the relay's thread; from any thread."""
-
-    def worker_up(self, hello: Hello) -> None:
-        """A worker has come up."""
-
-    def job_done(self, job: Job, answer: NDArray[np.uint8]) -> None:
-        """A job is done."""
-
-    def job_lost(self, job: Job, reason: str, to_blame: bool) -> None:
-        """A job will not be done; it may have been the reason (``to_blame``)."""
-
-    def say(self, what: str) -> None:
-        """Send a warning to the consumer."""
-
-
 class Crew:
-    """Hires workers, gives them jobs, and notices what becomes of the workers."""
+    """Hires workers, gives them jobs, and notices what becomes of the workers.
+
+    ``owner`` is the relay: it has `queue`, and `worker_up`, `job_done`, `job_lost` and `say`, which
+    are called in its thread.
+    """
 
     def __init__(
-        self, owner: Owner, engine: Engine, config: Any, roles: list[Role], changes: Changes
+        self, owner: Any, engine: Engine, config: Any, roles: list[Role], changes: Changes
     ) -> None:
         self.members = [Member(position, role) for position, role in enumerate(roles)]
         self.trouble = ""  # why the last one that was lost was lost; "": none was

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from functools import partial
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ from lit_loader.core.transport.messages import (
     Status,
     Task,
     pack,
+    packed_reply,
     position_of,
     unpack,
     unpack_indices,
@@ -87,18 +87,9 @@ class Maker:
         batch = make_batch(loader, indices, number, task.epoch, task.seeds, progress)
         progress.encoding()
         at, nbytes, used = self._encode(batch, writer)
-        encoded, collated = time.monotonic_ns(), progress.collated
-        fetched = progress.fetched or collated  # a batch that was omitted has not been collated
-        reply = Reply(
-            *(Status.DONE, 0, 0, 0, at, nbytes, loader.samples),
-            fetch=fetched - progress.began,
-            collate=collated - fetched,
-            encode=encoded - collated,
-            slowest=progress.slowest,
-            slowest_at=progress.slowest_at,
-            tokens=progress.tokens,
-        )
-        self._scratch[:SIZE] = np.frombuffer(pack(reply), np.uint8)
+        times = progress.stages(progress.idle())
+        reply = packed_reply(Status.DONE, 0, 0, 0, at, nbytes, loader.samples, *times)
+        self._scratch[:SIZE] = np.frombuffer(reply, np.uint8)
         return self._scratch[: SIZE + used]
 
     def _encode(self, batch: Any, writer: SlotWriter) -> tuple[int, int, int]:

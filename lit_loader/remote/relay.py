@@ -63,10 +63,17 @@ from lit_loader.core.transport.messages import (
     position_of,
     unpack,
 )
-from lit_loader.core.transport.status_board import Stage, StatusBoard
+from lit_loader.core.transport.status_board import (
+    NUM_DONE,
+    RELAY,
+    REMOTE,
+    ROW_WORDS,
+    STACKS,
+    Stage,
+    StatusBoard,
+)
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import ExactnessWarning, LoaderError, TransportError, WorkerDiedError
-from lit_loader.remote import rows
 from lit_loader.remote.crew import Crew, Job
 from lit_loader.remote.engine import Engine, Hello, Role, UnreachableError, versions
 
@@ -141,12 +148,14 @@ class Relay:
         self._patience: float = config.patience
         self._crew = Crew(self, self._engine, config, roles, changes)
         self._changes = b""  # the parts of a pickle that have come so far
-        self._shown: dict[int, tuple[str, int]] = {}  # of each remote worker, what the board has
         self._known: set[str] = set()  # nodes of which a worker has come up
         self._joined = self._reported_missing = False
         self._unreachable = ""
-        self._since: float | None = None  # when not all were up any more
+        self._since = time.monotonic()  # when all were up last
         self._board.enter(self._worker, Stage.IDLE, -1)
+        for worker in range(self._rows, self._worker):
+            self._board.words[(worker + 1) * ROW_WORDS + STACKS] = REMOTE
+        self._board.words[(self._worker + 1) * ROW_WORDS + STACKS] = RELAY
         self._show()
         # Lives until it has left: what Ray starts ends with the thread that started it.
         threading.Thread(target=self._run_engine, daemon=True).start()
@@ -165,14 +174,14 @@ class Relay:
         credit = self._crew.credit
         if credit != self._credit:
             self._credit = credit
-            rows.show_credit(self._board, self._worker, credit)
             self._send(Up(self._worker, credit))
         for member in self._crew.members:
-            # The oldest batch that it has is the one that it is at.
-            now = member.node, member.jobs[0].task.number if member.jobs else -1
-            if now != self._shown.get(member.position):
-                self._shown[member.position] = now
-                rows.show(self._board, self._rows + member.position, *now)
+            stage, number = Stage.IDLE if member.up else Stage.STARTING, -1
+            if member.jobs:  # the oldest one is that which it is at
+                stage, number = Stage.FETCHING, member.jobs[0].task.number
+            shown = self._board.read(self._rows + member.position)
+            if (shown.stage, shown.number) != (stage, number):
+                self._board.enter(self._rows + member.position, stage, number)
 
     # --- the engine's thread ---
 
@@ -295,7 +304,7 @@ class Relay:
         reply: Any = unpack(answer[:SIZE].tobytes())
         self._arena.memory(offset, capacity)[: answer.size - SIZE] = answer[SIZE:]
         worker = self._worker if job.member is None else self._rows + job.member.position
-        rows.count(self._board, worker)
+        self._board.words[(worker + 1) * ROW_WORDS + NUM_DONE] += 1
         slot = job.task.slot
         self._reply(job, reply._replace(worker=worker, slot=slot, offset=offset, began=job.began))
 
@@ -367,7 +376,7 @@ class Relay:
         self._code = os.EX_UNAVAILABLE
 
     def _on_joined(self) -> None:
-        self._joined, self._since = True, None
+        self._joined, self._since = True, time.monotonic()
 
     def _on_unreachable(self, text: str) -> None:
         if self._alone:
@@ -384,12 +393,10 @@ class Relay:
         crew, now = self._crew, time.monotonic()
         if self._joined:
             crew.look()
-        if crew.up == len(crew.members):
-            self._since = None
-            return
-        if self._since is None:
+        there = len(crew.members)
+        if crew.up == there:
             self._since = now
-        missing, there = now - self._since, len(crew.members)
+        missing = now - self._since
         if self._alone and not crew.up and missing >= _ALONE * self._patience:
             why = f" (the last one: {crew.trouble})" if crew.trouble else ""
             self._give_up(

@@ -225,7 +225,7 @@ class Reader(BatchBuilder):
         self._stream = open_stream(spec.dataset, "dataset", state)
         self._iterator = self._stream.iterator
         if spec.tolerance is not None:
-            self._good = self._iterator = spec.tolerance.stream(self._attempts).of(self._iterator)
+            self._good = self._iterator = spec.tolerance.stream(self._attempts, self._iterator)
         # Its __iter__ is not called again: that of a stream which is its own iterator starts over.
         is_generator = type(self._iterator) is GeneratorType
         self._quickly = self._iterator if is_generator else map(next, repeat(self._iterator))

@@ -21,7 +21,6 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from lit_loader.core.system import linux
 from lit_loader.top.look import NotFound, Viewer
 
 __all__ = ["command", "main"]
@@ -52,12 +51,10 @@ def main(given: Sequence[str] | None = None) -> int:
     """Show what there is; returns the exit code."""
     options = _arguments(given)
     try:
-        if not os.path.isdir(linux.PROC):
-            raise NotFound("it reads /proc: use it on Linux")
         live = sys.stdout.isatty() and sys.stdin.isatty() and not options.once
         loaders = [] if live else _looked_twice(options)
         if options.json:
-            print(json.dumps({"format": 3, "error": None, "loaders": loaders}, indent=2))
+            print(json.dumps({"format": 4, "error": None, "loaders": loaders}, indent=2))
             return 0
         from rich.console import Console
         from rich.live import Live
@@ -82,7 +79,7 @@ def main(given: Sequence[str] | None = None) -> int:
         return 2
     except NotFound as reason:
         if options.json:
-            print(json.dumps({"format": 3, "error": str(reason), "loaders": []}))
+            print(json.dumps({"format": 4, "error": str(reason), "loaders": []}))
         print(f"{NAME}: {reason}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -13,8 +13,7 @@ from array import array
 from typing import Any, Final, NamedTuple
 
 from lit_loader.core.transport import viewer_page as page_of
-from lit_loader.core.transport.status_board import ROW, ROW_BYTES, WORKERS, Stage
-from lit_loader.remote.rows import credit_of, node_of
+from lit_loader.core.transport.status_board import RELAY, REMOTE, ROW, ROW_BYTES, WORKERS, Stage
 
 __all__ = ["BoardView", "WorkerRow", "read_board", "read_index"]
 
@@ -36,12 +35,20 @@ class WorkerRow(NamedTuple):
     made: int
     pid: int  # as the loader knows it; 0: none
     started: int  # monotonic_ns()
-    stacks: int  # its descriptor of the file for its stacks, plus 1; 0: there is none
+    stacks: int  # its descriptor of the file for its stacks, plus 1; 0: none; or `REMOTE`, `RELAY`
     indices_of: int  # the task whose indices lie in the file: where, and how many bytes
     offset: int
     nbytes: int
-    node: str | None = None  # a remote worker's machine, "": it is not up; None: this machine
-    credit: int | None = None  # of a relay: batches that its remote workers can have in flight
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it stands for a worker on another machine."""
+        return self.stacks == REMOTE
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether it is the process that stands for all of them."""
+        return self.stacks == RELAY
 
     @property
     def batch(self) -> int | None:
@@ -94,7 +101,7 @@ def _view(data: bytes, page: dict[str, Any]) -> BoardView:
     words = array("q", data[:ROW_BYTES])
     written = max(len(data.rstrip(b"\0")), ROW_BYTES * (1 + words[WORKERS]))
     starts = range(ROW_BYTES, min(written, len(data) - ROW_BYTES + 1), ROW_BYTES)
-    rows = [_row(data[start : start + ROW_BYTES]) for start in starts]
+    rows = [WorkerRow(*ROW.unpack_from(data, start)) for start in starts]
     since, given = words[page_of.SINCE], words[page_of.GIVEN]
     made = sum(each.made for each in rows[: page["rows"]]) - page["made"]
     ready = page["ready"] + made - (given - page["given"]) if since else 0
@@ -103,14 +110,6 @@ def _view(data: bytes, page: dict[str, Any]) -> BoardView:
     batches = given - words[page_of.BASE]
     ready = max(0, min(ready, most))
     return BoardView(words[WORKERS], since, words[page_of.EPOCH], batches, ready, page, rows)
-
-
-def _row(data: bytes) -> WorkerRow:
-    row, node, credit = WorkerRow(*ROW.unpack_from(data)), node_of(data), credit_of(data)
-    if node is None and credit is None:
-        return row
-    blank = row._replace(stacks=0, indices_of=-1, offset=0, nbytes=0)
-    return blank._replace(node=node, credit=credit)
 
 
 def read_index(fd: int, row: WorkerRow) -> int | None:

@@ -69,24 +69,22 @@ class Viewer:
     def _loader(self, key: tuple[int, int], paths: dict[int, str]) -> Loader | None:
         """Return what a loader's file says; ``paths``: who has it open, and where."""
         for path in paths.values():
-            with contextlib.suppress(OSError):
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    if _key(f"/proc/self/fd/{fd}") == key:  # else another file is there by now
-                        return self._read(fd, [*paths])
-                finally:
-                    os.close(fd)
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+                if _key(file.fileno()) == key:  # else another file is there by now
+                    return self._read(file.fileno(), [*paths])
         return None
 
     def _read(self, fd: int, pids: list[int]) -> Loader | None:
         view, now = read_board(fd), time.monotonic_ns()
-        indices = [] if view is None else [read_index(fd, row) for row in view.rows]
-        uses = [] if view is None else [_use(row.pid) for row in view.rows]
+        if view is None:
+            return None  # of another version
+        indices = [read_index(fd, row) for row in view.rows]
+        uses = [_use(row.pid) for row in view.rows]
         # Read again after all that: which indices are of the same task, and who is missed. Workers
         # end only when nothing iterates, or after they have written that they leave.
         after = read_board(fd)
-        if view is None or after is None or view.page["pid"] not in pids:
-            return None  # of another version; or it has ended, and its workers are about to
+        if after is None or view.page["pid"] not in pids:
+            return None  # it has ended, and its workers are about to
         page = view.page
         seconds = (now - abs(view.since)) / 1e9 if view.since else None
         state = "waiting" if view.since > 0 else "computing" if view.since else "idle"
@@ -99,7 +97,7 @@ class Viewer:
         for number, row in enumerate(view.rows):
             then = after.rows[number] if number < len(after.rows) else row
             index = indices[number] if row.at_same_task(then) else None
-            if row.pid or row.node is not None or (number < view.workers and view.since):
+            if row.pid or row.is_remote or (number < view.workers and view.since):
                 use = None if row.pid == page["pid"] else uses[number]  # of a thread it says little
                 worker = self._worker(number, row, index, use)
                 gone = row.pid and uses[number] is None and then.stage != Stage.LEFT
@@ -115,11 +113,11 @@ class Viewer:
         since = max(row.since, row.started)
         seconds = (time.monotonic_ns() - since) / 1e9 if since else None
         sample = row.position if row.stage in Stage.SAMPLES and row.position >= 0 else None
-        stage = "relay" if row.credit is not None else _STAGES[row.stage]
-        busy = row.node is None and stage not in ("idle", "leaving", "relay")
+        stage = "relay" if row.is_relay else _STAGES[row.stage]
+        busy = not row.is_remote and stage not in ("idle", "leaving", "relay")
         found: Worker = {"worker": number, "pid": row.pid or None, "stage": stage, "made": row.made}
         found |= {"batch": row.batch, "sample": sample, "index": index, "seconds": seconds}
-        found |= {"stalled": busy and (seconds or 0) >= STALLED, "node": row.node}
+        found |= {"stalled": busy and (seconds or 0) >= STALLED, "remote": row.is_remote}
         found |= {"cpu": None, "memory": None, "at": ""}
         if use is not None:
             cpu, memory = self._cpu_of(row.pid, use), _memory(row.pid)
@@ -150,8 +148,8 @@ def _files() -> dict[tuple[int, int], dict[int, str]]:
     return found
 
 
-def _key(path: str) -> tuple[int, int]:
-    status = os.stat(path)
+def _key(file: str | int) -> tuple[int, int]:
+    status = os.stat(file)
     return status.st_dev, status.st_ino
 
 

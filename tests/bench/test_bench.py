@@ -37,10 +37,6 @@ class Augmented(Numbers):
     def __getitem__(self, index):
         return torch.rand(2)
 
-class NoLength:
-    def __getitem__(self, index):
-        return index
-
 class NoFolder:
     def __init__(self):
         raise FileNotFoundError("no folder data/train")
@@ -108,13 +104,11 @@ def test_a_dataset(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["dataset=mine_for_bench.Numbrs"], ["has no 'Numbrs': did you mean 'Numbers'?"]),
-        (["dataset=mine_for_bnch.Numbers"], ["no module 'mine_for_bnch'", "in the folder that"]),
-        (["dataset=Numbers"], ["name its module, too, as in dataset=my_module.Numbers"]),
+        (["dataset=mine_for_bench.Numbrs"], ["cannot be made", "'mine_for_bench.Numbrs'"]),
+        (["dataset=mine_for_bnch.Numbers"], ["No module named 'mine_for_bnch'"]),
         (["dataset=needs_more.Numbers"], ["No module named 'not_there_at_all'", "needs_more.py:1"]),
         (["dataset=mine_for_bench.NoFolder"], ["no folder data/train", "in __init__"]),
-        (["dataset=mine_for_bench.NoLength"], ["has no len()", "give the dataset __len__"]),
-        (["dataset=mine_for_bench.BadSample"], ["no image in 0.jpg", "in __getitem__, index=0)"]),
+        (["dataset=mine_for_bench.BadSample"], ["no image in 0.jpg", "in __getitem__)"]),
         ([], ["name your dataset: dataset=my_module.MyDataset"]),
         (["dataset=mine_for_bench.Numbers", "+loader.nun_workers=1"], ["did you mean num_work"]),
         (["rounds=0"], ["rounds must be a whole number of at least 1"]),
@@ -122,7 +116,7 @@ def test_a_dataset(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
         (["seconds=0"], ["seconds must be more than 0"]),
         (["auto=maybe"], ["auto must be True or False"]),
     ],
-    ids=range(13),
+    ids=range(11),
 )
 def test_what_is_wrong_is_one_line(bench: Bench, overrides: list[str], words: list[str]) -> None:
     with pytest.raises(OptionError) as caught:

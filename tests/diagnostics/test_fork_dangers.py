@@ -2,9 +2,7 @@
 
 # ruff: noqa: SIM115
 
-import contextlib
 import http.client
-import http.server
 import io
 import logging
 import mmap
@@ -19,7 +17,8 @@ import threading
 import types
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,28 +128,6 @@ def test_a_worker_init_fn_may_open_it_again(path: Path) -> None:
 # --- what is dangerous ---
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "8")
-        self.end_headers()
-        self.wfile.write(np.int64(int(self.path.rpartition("/")[2])).tobytes())
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """A server that gives records, and keeps connections."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 def archive(path: Path) -> zipfile.ZipFile:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("0", "x")
@@ -175,90 +152,56 @@ def hdf5(path: Path, **options: Any) -> Any:
     return h5py.File(path, **options)
 
 
-def zarr(path: Path) -> Any:
-    zarr = pytest.importorskip("zarr")
-    with zarr.storage.ZipStore(path, mode="w") as store:
-        zarr.create_array(store, shape=(8,), chunks=(1,), dtype="i8")
-    return zarr.open_array(zarr.storage.ZipStore(path, mode="r"), mode="r")
-
-
-def session(url: str) -> Any:
-    made = pytest.importorskip("requests").Session()
-    made.get(f"{url}/0").close()
-    return made
-
-
-def connection(url: str) -> http.client.HTTPConnection:
-    made = http.client.HTTPConnection(url.removeprefix("http://"))
-    made.connect()
-    return made
-
-
-def boto(url: str) -> Any:
-    session = pytest.importorskip("botocore.session").get_session()
-    config = pytest.importorskip("botocore.config").Config(retries={"max_attempts": 0})
-    client = session.create_client(
-        "s3", "us-east-1", endpoint_url=url, config=config,
-        aws_access_key_id="x", aws_secret_access_key="x",
-    )  # fmt: skip
-    with contextlib.suppress(Exception):  # the server knows no S3
-        client.get_object(Bucket="0", Key="0")
-    return client
-
-
 def stand_in(module: str, name: str) -> Any:
     """An object that is called as a library's that is not installed."""
     return type(name, (), {"__module__": module})()
 
 
-DANGERS: dict[str, tuple[Callable[[Path, str], Any], str, str]] = {
-    "text": (lambda path, _: open(path), "an open file", "= open('{path}')"),
-    "bytes in a list": (lambda path, _: [open(path, "rb")], "an open file", "self.file = open("),
-    "written, too": (lambda path, _: open(path, "r+b"), "an open file", ", 'rb+')"),
-    "zip": (lambda path, _: archive(path), "an open zipfile", "= zipfile.ZipFile('{path}')"),
-    "tar": (lambda path, _: tape(path), "an open tarfile", "= tarfile.open('{path}')"),
+DANGERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "text": (lambda path: open(path), "an open file", "= open('{path}')"),
+    "bytes in a list": (lambda path: [open(path, "rb")], "an open file", "self.file = open("),
+    "written, too": (lambda path: open(path, "r+b"), "an open file", ", 'rb+')"),
+    "zip": (lambda path: archive(path), "an open zipfile", "= zipfile.ZipFile('{path}')"),
+    "tar": (lambda path: tape(path), "an open tarfile", "= tarfile.open('{path}')"),
     "npz": (
-        lambda path, _: npz(path.with_suffix(".npz")), "an open .npz file",
+        lambda path: npz(path.with_suffix(".npz")), "an open .npz file",
         "= numpy.load('{path}.npz'",
     ),
     "HDF5 of a file object": (
-        lambda path, _: hdf5(path, driver="stdio"), "an HDF5 file with a position", "= h5py.File("
-    ),
-    "zarr, zipped": (
-        lambda path, _: zarr(path.with_suffix(".zip")), "an open zarr.ZipStore",
-        "= zarr.open(",
+        lambda path: hdf5(path, driver="stdio"), "an HDF5 file with a position", "= h5py.File("
     ),
     "SQLite": (
-        lambda path, _: sqlite3.connect(path), "a connection to SQLite",
+        lambda path: sqlite3.connect(path), "a connection to SQLite",
         "= sqlite3.connect('{path}')",
     ),
     "LMDB": (
-        lambda path, _: pytest.importorskip("lmdb").open(str(path.with_suffix(".lmdb"))),
+        lambda path: pytest.importorskip("lmdb").open(str(path.with_suffix(".lmdb"))),
         "an open LMDB environment with locks", "readonly=True, lock=False)",
     ),
-    "requests": (lambda _, url: session(url), "a session with open connections", "= Session()"),
-    "http.client": (lambda _, url: connection(url), "a http.HTTPConnection", "= ..."),
-    "socket": (lambda *_: socket.socket(), "a socket.socket", "get each other's answers"),
-    "boto": (lambda _, url: boto(url), "a client of boto with open", "boto3.Session().client("),
+    "a pool of connections, as that of requests": (
+        lambda _: OrderedDict(pool=[http.client.HTTPConnection("127.0.0.1")]),
+        "a http.HTTPConnection", "= ...",
+    ),
+    "socket": (lambda _: socket.socket(), "a socket.socket", "get each other's answers"),
     "PyAV": (
-        lambda *_: stand_in("av.container.input", "InputContainer"), "its position",
+        lambda _: stand_in("av.container.input", "InputContainer"), "its position",
         "= av.open(path)",
     ),
     "decord": (
-        lambda *_: stand_in("decord.video_reader", "VideoReader"), "which hangs",
+        lambda _: stand_in("decord.video_reader", "VideoReader"), "which hangs",
         "= decord.VideoReader",
     ),
-    "OpenCV": (lambda *_: stand_in("cv2", "VideoCapture"), "which hangs", "= cv2.VideoCapture("),
+    "OpenCV": (lambda _: stand_in("cv2", "VideoCapture"), "which hangs", "= cv2.VideoCapture("),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", DANGERS)
-def test_what_workers_must_not_share(kind: str, tmp_path: Path, url: str) -> None:
+def test_what_workers_must_not_share(kind: str, tmp_path: Path) -> None:
     make, what, cure = DANGERS[kind]
     file = tmp_path / "x"
     if kind in ("text", "bytes in a list", "written, too"):
         file.write_text("a\nb\n")
-    held = make(file, url)
+    held = make(file)
     for data in (Held(held), Subset(Held(held), [0]), ConcatDataset([Held(1), Held(held)])):
         [text] = fork_dangers(data)
         assert "Held" in text or "ataset" in text or "Subset" in text

@@ -264,7 +264,7 @@ def epochs(cfg: DictConfig, count: int = 1, split: str = "train") -> tuple[Batch
     data.setup("fit")
     loader = getattr(data, f"{split}_dataloader")()
     batches = [batch for _ in range(count) for batch in loader]
-    data.close()
+    loader.close()
     return batches, loader
 
 

@@ -74,7 +74,6 @@ REFUSED: dict[str, Any] = {
     "train: timeout": lambda: trained(train={"timeout": 3}),
     "val: num_workers": lambda: trained(val={"num_workers": -1}),
     "prefetch_factor": lambda: trained(prefetch_factor=4),
-    "shared_key": lambda: trained({"train": Points, "val": [Points, Points()]}, shared_key="v1"),
     "datasets['train'] must make": lambda: trained(
         {"train": {"a": Points(), "b": lambda: 3.0}}
     ).setup("fit"),
@@ -96,11 +95,12 @@ def test_refused_in_one_line(part: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_lists_of_anything_are_several_datasets_as_with_lightning() -> None:
-    pair: list[Any] = [torch.zeros(4, 3), [1.0, 2.0]]
-    data = LoaderDataModule.from_datasets(Points(), val_dataset=pair, batch_size=2)
-    assert [len(loader) for loader in data.val_dataloader()] == [2, 1]
-    assert [loader.dataset for loader in data.val_dataloader()] == pair
+def test_several_factories_make_several_loaders_of_whatever_they_make() -> None:
+    data = LoaderDataModule({"val": [lambda: [1, 2], Points], "test": {"a": lambda: range(4)}})
+    for _ in range(2):
+        data.setup(None)
+        assert [len(loader) for loader in data.val_dataloader()] == [2, 12]
+        assert [len(loader) for loader in data.test_dataloader().values()] == [4]
 
 
 def test_short_forms() -> None:
@@ -128,8 +128,6 @@ def test_short_forms_count_before_options_are_checked(common: dict[str, Any]) ->
     assert of_workers(data, "train") == (2, 4, True)
     assert of_workers(data, "val") == of_workers(data, "predict") == (2, 4, False)
     assert [each.prefetch_factor for each in data.val_dataloader().values()] == [4, 4]
-    made = LoaderDataModule.from_datasets(Points(), num_workers=2, loader=common)
-    assert of_workers(made, "train") == (2, 4, False)
 
 
 def test_a_split_without_workers_below_common_options_for_workers() -> None:

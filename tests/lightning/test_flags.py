@@ -122,9 +122,9 @@ def test_memory_validated_in_is_trained_in(
     trainer.fit(model, data)
     trainer.test(model, data, verbose=False)
     assert len(model.seen("train")) == 6
-    kept = list(data.train_dataloader())  # under no mode at all
+    with data.train_dataloader() as loader:  # under no mode at all
+        kept = list(loader)
     assert not any(batch.is_inference() for batch in kept)
-    data.close()
 
 
 # --- predictions ---

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
-from torch.utils.data import IterableDataset
 
-from lit_loader import LoaderConfig, LoaderDataModule, OptionError
+from lit_loader import LoaderDataModule
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
 
 pytestmark = [
@@ -21,16 +19,16 @@ pytestmark = [
 SPLITS = ("train", "val", "test", "predict")
 
 
-class Stream(IterableDataset[Tensor]):
-    def __iter__(self) -> Any:
-        return (torch.full((3,), float(n)) for n in range(6))
+def ours_of(*datasets: Any, **options: Any) -> LoaderDataModule:
+    return LoaderDataModule(
+        dict(zip(SPLITS, datasets, strict=False)), train={"shuffle": True}, **options
+    )
 
 
-def run(kind: Any, tmp_path: Path, *datasets: Any, **options: Any) -> dict[str, Any]:
-    """The batches of each split that there is, of a data module of this class."""
+def run(make: Any, tmp_path: Path, *datasets: Any, **options: Any) -> dict[str, Any]:
+    """The batches of each split that there is, of the data module that is made."""
     torch.manual_seed(7)
-    data = kind.from_datasets(*datasets, **options)
-    assert isinstance(data, kind)
+    data = make(*datasets, **options)
     model, trainer = Noting(), quiet_trainer(tmp_path, max_epochs=1, num_sanity_val_steps=0)
     run = {"train": trainer.fit, "test": trainer.test, "predict": trainer.predict}
     for split, given in zip(SPLITS, datasets, strict=False):
@@ -39,13 +37,13 @@ def run(kind: Any, tmp_path: Path, *datasets: Any, **options: Any) -> dict[str, 
     return {split: model.seen(split) for split in SPLITS}
 
 
-# --- from_datasets ---
+# --- its loaders ---
 
 
 def test_the_four_splits(tmp_path: Path) -> None:
     given = [Points(), Points(5), Points(4), Points(3)]
-    ours = run(LoaderDataModule, tmp_path, *given, batch_size=4, num_workers=2)
-    theirs = run(LightningDataModule, tmp_path, *given, batch_size=4)
+    ours = run(ours_of, tmp_path, *given, batch_size=4, num_workers=2)
+    theirs = run(LightningDataModule.from_datasets, tmp_path, *given, batch_size=4)
     train, reference = ([*chain(*each.pop("train"))] for each in (ours, theirs))
     assert (
         ours
@@ -61,7 +59,7 @@ def test_the_four_splits(tmp_path: Path) -> None:
     [{"a": Points(4), "b": Points(4)}, [Points(4), Points(4)], {"a": [Points(4), Points(4)]}],
 )
 def test_several_datasets_of_a_split(train: Any, tmp_path: Path) -> None:
-    ours = LoaderDataModule.from_datasets(train, [Points(2), Points(3)], batch_size=2)
+    ours = ours_of(train, [Points(2), Points(3)], batch_size=2)
     theirs = LightningDataModule.from_datasets(train, [Points(2), Points(3)], batch_size=2)
     for name in ("train_dataloader", "val_dataloader"):
         shapes = [
@@ -74,33 +72,11 @@ def test_several_datasets_of_a_split(train: Any, tmp_path: Path) -> None:
     quiet_trainer(tmp_path).validate(Noting(), ours, verbose=False)
 
 
-def test_streams_are_not_shuffled() -> None:
-    for train in (Stream(), Stream, [Stream(), Points(6)]):
-        data = LoaderDataModule.from_datasets(train, batch_size=2)
-        loaders = data.train_dataloader()
-        loaders = loaders if isinstance(loaders, list) else [loaders]
-        assert [batch[:, 0].tolist() for batch in loaders[0]] == [[0, 1], [2, 3], [4, 5]]
-        for loader in loaders[1:]:
-            assert torch.cat([*loader])[:, 0].tolist() != [*range(6)]
-    with pytest.raises(OptionError, match="shuffle does not apply to an IterableDataset"):
-        LoaderDataModule.from_datasets(Stream(), shuffle=True).train_dataloader()
-
-
-@pytest.mark.parametrize("train", [{"sampler": [3, 1]}, {"batch_sampler": [[3], [1]]}])
-def test_a_sampler_is_not_shuffled(train: Any) -> None:
-    for options in (train, {"train": train}):
-        loader = LoaderDataModule.from_datasets(Points(4), **options).train_dataloader()
-        assert [int(batch[0, 0]) for batch in loader] == [3, 1]
-    whole = LoaderConfig(batch_size=2)
-    loader = LoaderDataModule.from_datasets(Points(4), train=whole).train_dataloader()
-    assert [batch[:, 0].tolist() for batch in loader] == [[0, 1], [2, 3]]
-
-
 # --- hyperparameters and checkpoints ---
 
 
 def test_hyperparameters_and_load_from_checkpoint(tmp_path: Path) -> None:
-    data = LoaderDataModule.from_datasets(Points(8), batch_size=2, seed=3, pin_memory=False)
+    data = ours_of(Points(8), batch_size=2, loader={"seed": 3})
     trainer = quiet_trainer(tmp_path, max_epochs=1)
     trainer.fit(Noting(), datamodule=data)
     trainer.save_checkpoint(tmp_path / "a.ckpt")

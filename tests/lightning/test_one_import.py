@@ -118,7 +118,7 @@ def test_fabric_shares_and_shuffles(runs: Runs) -> None:
     assert [seen["fabric's"] for seen in runs.ranks] == [BATCHES, BATCHES]
 
 
-def test_a_dataset_with_a_shared_key_is_built_once(runs: Runs) -> None:
+def test_a_shared_dataset_is_built_once(runs: Runs) -> None:
     first, second = ({inode for _, inode in seen["shared"]} for seen in runs.ranks)
     assert first == second and len(first) == 1 and first != {0}
     numbers = sorted(number for seen in runs.ranks for number, _ in seen["shared"])

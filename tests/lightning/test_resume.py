@@ -468,7 +468,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="2 training loaders"):
         seen(tmp_path, Setting().data(0), ckpt=path)
     seen(tmp_path, plain_loader(), Saver(path, "batch", 3), fail=4)
-    with pytest.raises(StateError, match="24 samples now, .* mid-epoch with 26.*LL301"):
+    with pytest.raises(StateError, match="dataset_length=26, .* dataset_length=24.*LL301"):
         seen(tmp_path, DataLoader(Augmented(24), 4, True, seed=5), ckpt=path)
 
 

@@ -75,7 +75,7 @@ SHOWN: list[tuple[Any, str]] = [
     (lambda: SharedSequence([1, 2]), "SharedSequence(2 records, 34 bytes)"),
     (
         lambda: TokenBudgetBatchSampler([5] * 2000, 10, seed=3),
-        "TokenBudgetBatchSampler(2,000 samples in 1,000 batches, max_tokens=10, shuffle=True, "
+        "TokenBudgetBatchSampler(2,000 samples in 1,000 batches, shuffle=True, "
         "num_replicas=1, seed=3)",
     ),
 ]

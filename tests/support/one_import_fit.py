@@ -17,7 +17,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningDataModule, seed_everything
 from lightning.pytorch.utilities import CombinedLoader
 
-from lit_loader import DataLoader, LoaderDataModule
+from lit_loader import DataLoader, LoaderDataModule, shared_dataset
 from tests.support import sharded_fit
 from tests.support.bulk import Bulk
 from tests.support.exact import Augmented
@@ -99,7 +99,8 @@ def shared(folder: Path) -> LoaderDataModule:
     options: dict[str, Any] = {"batch_size": 1, "num_workers": 1, "collate_fn": uncollated}
     options["multiprocessing_context"] = "fork"
     factory = functools.partial(Bulk, folder / "built")
-    return LoaderDataModule({"train": factory}, options, shared_key=str(folder))
+    built_once = functools.partial(shared_dataset, factory, str(folder))
+    return LoaderDataModule({"train": built_once}, options)
 
 
 def main(root: Path) -> None:

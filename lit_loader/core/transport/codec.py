@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import ctypes  # reach: python: memmove of ctypes is the quickest copy of bytes by address
 import marshal
+import math
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -141,9 +142,7 @@ class SlotWriter:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
         """Return an uninitialised contiguous tensor in the slot; None: no room, or no bytes."""
-        nbytes = dtype.itemsize
-        for size in shape:
-            nbytes *= size
+        nbytes = dtype.itemsize * math.prod(shape)
         offset = align(self.position)
         end = offset + nbytes
         if nbytes == 0 or end > self.memory.size:
@@ -152,17 +151,9 @@ class SlotWriter:
         numpy_dtype = NUMPY_DTYPES.get(dtype)
         if numpy_dtype is None:
             storage = storage_at(self.memory, offset, nbytes)
-            return tensor_over(storage, dtype, shape, _contiguous(shape))
+            strides = torch.empty(shape, device="meta").stride()
+            return tensor_over(storage, dtype, shape, strides)
         return torch.from_numpy(np.ndarray(shape, numpy_dtype, self.memory, offset))
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
 
 
 # --- the layout: the table of a batch's descriptor, written and read ---

@@ -9,7 +9,7 @@ more workers than there are: a pool may grow, and rows that were never written c
 
 A row also has what only a viewer in another process asks for (`core/transport/viewer_page.py`): the
 worker's process, how many tasks it has done, where the indices of its batch lie. Behind these rows
-are those of workers on other machines (`remote/rows.py`).
+are those of workers on other machines, which their relay writes, and the relay's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ ROW_WORDS: Final = 16  # two cache lines a row: rows of different workers never 
 TOKEN, _, WORKERS = range(3)
 STAGE, NUMBER, POSITION, SINCE, VOID = range(5)
 NUM_DONE, _PID, _STARTED, STACKS, INDICES, OFFSET, NBYTES = range(5, 12)
+
+REMOTE, RELAY = -1, -2
+"""In the place of a descriptor for stacks: a worker on another machine, and what stands for all."""
 
 ROW_BYTES: Final = ROW_WORDS * 8
 ROW: Final = struct.Struct("@12q")

@@ -31,7 +31,7 @@ from lit_loader.core.transport.status_board import (
     WORKERS,
 )
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 """Version of the board's layout, rows and page; a viewer of another version cannot read it."""
 
 MAGIC: Final = int.from_bytes(b"litload\0", "big")
