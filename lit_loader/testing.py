@@ -1,4 +1,4 @@
-"""Contracts for your own samplers and streams: derive a test class, and pytest runs it.
+"""Contracts for your own samplers, streams and executors: derive a test class, and pytest runs it.
 
 ::
 
@@ -14,6 +14,7 @@ Each test is an ``assert`` on what a `DataLoader` yields, so any other runner wi
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 from itertools import islice
 from typing import Any
@@ -21,10 +22,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from lit_loader.core.executors.executor import Executor
 from lit_loader.errors import ExactnessWarning
-from lit_loader.loader import DataLoader
+from lit_loader.loader import DataLoader, _AddOns
 
-__all__ = ["SamplerContract", "StreamContract"]
+__all__ = ["ExecutorContract", "SamplerContract", "StreamContract"]
 
 
 class _Indices(Dataset[Any]):
@@ -105,6 +107,72 @@ class StreamContract(_ResumeContract):
             loader = DataLoader(self.make(), None, num_shards=shards, seed=1)
             counts.add(sum(1 for _ in islice(loader, 10_000)))
         assert len(counts) == 1, counts
+
+
+class ExecutorContract(_ResumeContract):
+    """Something else than processes or threads that makes batches: see `Executor`."""
+
+    def make(self, loader: DataLoader[Any], depth: int) -> Executor:
+        """Make an executor for a loader of 26 numbers, with ``depth`` batches outstanding."""
+        raise NotImplementedError
+
+    def loader(self, dataset: Any = range(26)) -> DataLoader[Any]:
+        """Make a loader with the executor at its seam."""
+        make = self.make
+
+        class WithExecutor(_AddOns):
+            def executor(self, core: Any, start: Any) -> Executor:
+                return make(core.loader, core.depth)
+
+        loader = DataLoader(dataset, 4, shuffle=True, seed=3, num_workers=1)
+        loader._core.seams = WithExecutor()
+        return loader
+
+    def test_it_yields_what_the_process_itself_yields(self) -> None:
+        """Also after a pass that was left; and no thread is left in the end."""
+        before = threading.active_count()
+        dataset: Any = range(26)
+        alone: DataLoader[Any] = DataLoader(dataset, 4, shuffle=True, seed=3)
+        with self.loader() as loader:
+            assert self._read(loader) == self._read(alone)
+            for _ in loader:
+                break
+            alone.set_epoch(7)
+            loader.set_epoch(7)
+            assert self._read(loader) == self._read(alone)
+        assert threading.active_count() <= before
+
+    def test_an_error_is_raised_in_its_turn_and_the_next_batch_follows(self) -> None:
+        """Batches before it are yielded, and so are those after it."""
+        found = []
+        with self.loader(_Failing()) as loader:
+            iterator = iter(loader)
+            for _ in range(7):
+                try:
+                    found.append(len(next(iterator)))
+                except LookupError:
+                    found.append(0)
+        assert sorted(found) == [0, 2, 4, 4, 4, 4, 4]
+
+    def test_resizing_and_statistics_ask_for_nothing_that_it_does_not_have(self) -> None:
+        """A loader may be resized and looked at, whatever its executor is."""
+        with self.loader() as loader:
+            next(iter(loader))
+            loader.resize(2)
+            assert loader.statistics(memory=True).batches == 1
+            assert len(self._read(loader)) == 7
+
+
+class _Failing(Dataset[int]):
+    """Sample 7 cannot be read."""
+
+    def __len__(self) -> int:
+        return 26
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7:
+            raise LookupError("no sample 7")
+        return index
 
 
 def _saved(state: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -264,6 +265,48 @@ class LoaderDataModule(MakesLoaders, LightningDataModule):
                 **{name: _primitives(vars(self.configs[name])) for name in self.given_splits},
             )
         )
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        test_dataset: Any = None,
+        predict_dataset: Any = None,
+        batch_size: int | None = 1,
+        num_workers: int | Literal["auto"] = 0,
+        **options: Any,
+    ) -> Any:
+        """Makes a data module of datasets, as ``LightningDataModule.from_datasets`` does.
+
+        As there, the training split is shuffled, unless it is an IterableDataset or has a sampler;
+        and memory is pinned if there is an accelerator.
+
+        Args:
+            train_dataset: A dataset, or a list or dict of datasets. None makes no such split.
+            val_dataset: The same for validation.
+            test_dataset: The same for testing.
+            predict_dataset: The same for prediction.
+            batch_size: Samples in a batch, in every split.
+            num_workers: Worker processes of each loader.
+            **options: Options of `LoaderConfig`, for every split (``shuffle`` for the training
+                split alone); everything else is passed to the constructor.
+
+        Raises:
+            OptionError: An option, or a combination of options, is refused.
+        """
+        given = train_dataset, val_dataset, test_dataset, predict_dataset
+        datasets = {name: one for name, one in zip(SPLITS, given, strict=True) if one is not None}
+        loader = _options("loader", options.pop("loader", None))
+        loader |= {name: options.pop(name) for name in _OPTIONS if name in options}
+        loader |= {"batch_size": batch_size, "num_workers": num_workers}
+        loader.setdefault("pin_memory", torch.accelerator.is_available())
+        train = _options("train", options.pop("train", None))
+        decided = {*loader, *train} & {"sampler", "batch_sampler"}
+        is_stream = isinstance(train_dataset, IterableDataset)
+        shuffle = loader.pop("shuffle", None if decided or is_stream else True)
+        train = {"shuffle": shuffle, **train}
+        return cls(**{**options, "datasets": datasets, "loader": loader, "train": train})
 
     @staticmethod
     def from_datamodule(

@@ -72,6 +72,22 @@ def test_several_datasets_of_a_split(train: Any, tmp_path: Path) -> None:
     quiet_trainer(tmp_path).validate(Noting(), ours, verbose=False)
 
 
+def test_from_datasets(tmp_path: Path) -> None:
+    given = [Points(), Points(5), Points(4), Points(3)]
+    ours = run(LoaderDataModule.from_datasets, tmp_path, *given, batch_size=4, num_workers=2)
+    theirs = run(LightningDataModule.from_datasets, tmp_path, *given, batch_size=4)
+    assert [len(each) for each in ours.values()] == [len(each) for each in theirs.values()]
+    first, second = ([*chain(*each.pop("train"))] for each in (ours, theirs))
+    assert ours == theirs and sorted(first) == sorted(second) and first != [*range(len(first))]
+
+
+@pytest.mark.parametrize("train", [{"sampler": [3, 1]}, {"batch_sampler": [[3], [1]]}])
+def test_from_datasets_does_not_shuffle_where_a_sampler_decides(train: Any) -> None:
+    for options in (train, {"train": train}):
+        loader = LoaderDataModule.from_datasets(Points(4), **options).train_dataloader()
+        assert [int(batch[0, 0]) for batch in loader] == [3, 1]
+
+
 # --- hyperparameters and checkpoints ---
 
 

@@ -7,8 +7,8 @@
              here: `Inline` · worker processes: `PoolExecutor` · threads: `ThreadExecutor`
 
 Where a loader has another executor than these comes by the seam `executor`
-(`core/epoch/seams.py`). `tests/core/executors/test_toy_executor.py` has a small one, whole, and
-what each must do.
+(`core/epoch/seams.py`). `tests/core/executors/test_toy_executor.py` has a small one, whole;
+`lit_loader.testing.ExecutorContract` is what each must pass.
 
 A pool returns an `Outcome`, raises a `WorkerDeath`, and has notices for the consumer.
 """
