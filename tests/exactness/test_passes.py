@@ -370,14 +370,6 @@ def test_an_epochs_end_that_was_saved_in_the_loop_is_reported(make: Any) -> None
     assert len(list(resumed)) == 6
 
 
-def test_a_resume_says_where_it_continues(caplog: pytest.LogCaptureFixture) -> None:
-    loader = DataLoader(Rows(), 4, seed=1)
-    loader.load_state_dict(stop(DataLoader(Rows(), 4, seed=1), 2)[1])
-    with caplog.at_level("INFO", "lit_loader"):
-        next(iter(loader))
-    assert "continues epoch 0 at batch 2 of 6" in caplog.text
-
-
 def test_the_dataset_is_told_the_epoch_that_it_was_told(make: Any) -> None:
     class Told(Rows):
         epochs = (-1,)

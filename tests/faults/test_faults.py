@@ -66,12 +66,6 @@ def test_a_timeout_names_worker_sample_and_duration(gate: Gate) -> None:
     assert ints(loader) == list(range(12))
 
 
-def test_importing_is_not_the_users_time() -> None:
-    """Spawned workers import torch before they can begin."""
-    loader = DataLoader(range(3), num_workers=1, multiprocessing_context="spawn", timeout=0.4)
-    assert ints(loader) == [0, 1, 2]
-
-
 # Beginnings ------------------------------------------------------------------------------------
 
 

@@ -53,14 +53,6 @@ def test_an_abandoned_epoch_leaves_nothing_behind(loader_class, options, taken, 
         assert lists(loader) == whole
 
 
-def test_the_consumers_exception_ends_an_epoch_like_break(loader_class, options):
-    loader = loader_class(Squares(30), **options)
-    with pytest.raises(ZeroDivisionError):
-        for batch in loader:
-            1 / int(batch)
-    assert len(list(loader)) == 30
-
-
 def test_nested_iteration(loader_class, num_workers):
     loader = loader_class(range(3), num_workers=num_workers)
     pairs = [(int(a), int(b)) for a in loader for b in loader]

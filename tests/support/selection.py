@@ -19,7 +19,6 @@ LONG: Final = (
     "lightning/test_strategies.py::test_strategies[[]ddp_fork forkserver*",
     "lightning/test_strategies.py::test_strategies[[]ddp_notebook*",
     "node/test_shared_dataset.py::test_killed_at_any_instruction[[]*-while*",
-    "parity/test_batches.py::test_sharding_by_worker_init_fn[[]*spawn*",
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*persistent*-spawn*",
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*workers*-spawn*",
     "parity/test_workers.py::test_facts_by_start_method[[]*-spawn*",
