@@ -313,7 +313,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("where", ["step", pytest.param("next", marks=SLOW)])
 def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, where: str) -> None:
     """In a training step; and in next(), which must first bring the batch that it was asked for."""
-    process = launch(FIT, tmp_path, where, "first")
+    process = launch(FIT, tmp_path, where, "first", forked=True)
     assert process.stdout is not None
     leader = int(process.stdout.readline())
     expect(process, "waiting")

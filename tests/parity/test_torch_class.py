@@ -167,17 +167,6 @@ def test_iterator_is_that_of_persistent_workers_and_ends_them() -> None:
     loader.close()
 
 
-def test_iterator_is_found_where_there_is_no_length() -> None:
-    with DataLoader(Counting(8), 4, num_workers=1, persistent_workers=True) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        assert loader._iterator is iterator
-        assert len([*iterator]) == 1
-        del iterator
-        gc.collect()
-        assert [*loader._iterator] == []
-
-
 # --- samplers, iterated by others ---
 
 
