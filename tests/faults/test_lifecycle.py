@@ -265,7 +265,7 @@ if __name__ == "__main__":
 def test_workers_in_a_process_of_joblibs(tmp_path: Path) -> None:
     """loky sets a start method of its own there, which no worker knows."""
     (program := tmp_path / "program.py").write_text(JOBLIB)
-    assert run_program(program) == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"
+    assert run_program(program, forked=True) == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"
 
 
 FORKED = """

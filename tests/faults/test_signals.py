@@ -91,10 +91,12 @@ if __name__ == "__main__":
 """
 
 
-def start(body: str, folder: Path, method: str, *arguments: str) -> subprocess.Popen[str]:
+def start(
+    body: str, folder: Path, method: str, *arguments: str, forked: bool = True
+) -> subprocess.Popen[str]:
     """Start the program above with ``body`` for the rest of its main function."""
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
-    return launch(PROGRAM.replace("BODY", lines), folder, method, *arguments)
+    return launch(PROGRAM.replace("BODY", lines), folder, method, *arguments, forked=forked)
 
 
 # Exceptions of handlers ------------------------------------------------------------------------
@@ -174,7 +176,7 @@ SENT = ["HUP", "TERM", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "XCPU", "QUIT",
 def test_signals_to_the_group_are_the_parents_affair(tmp_path: Path, method: str) -> None:
     """Its handlers run there alone. It goes on, and so do its workers: no batch is made again."""
     sent = [f"SIG{name}" for name in SENT]
-    process = start(GROUP, tmp_path, method, " ".join(sent))
+    process = start(GROUP, tmp_path, method, " ".join(sent), forked=False)
     expect(process, "fetching 9", "fetching 10", "next 9")
     for name in sent:
         os.killpg(process.pid, getattr(signal, name))

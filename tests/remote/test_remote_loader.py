@@ -304,7 +304,7 @@ if __name__ == "__main__":
 def test_a_training_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    run_program(program, tmp_path, code=-signal.SIGKILL)
+    run_program(program, tmp_path, code=-signal.SIGKILL, forked=True)
     remote = ThreadWorkers(str(tmp_path))
     while not remote.count("left"):
         os.sched_yield()
