@@ -144,12 +144,7 @@ def test_generators_that_are_put_back_between_iter_and_next(make: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"shuffle": False},
-        {"sampler": RandomSampler(Rows())},
-        {"generator": torch.Generator()},
-    ],
+    [{}, {"shuffle": False}, {"sampler": RandomSampler(Rows())}, {"generator": torch.Generator()}],
 )
 def test_what_the_program_draws_afterwards_is_as_with_torchs_loader(
     how: dict[str, Any], options: dict[str, Any]

@@ -15,11 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import (
-    IterableDataset,
-    Sampler,
-    Subset,
-)
+from torch.utils.data import IterableDataset, Sampler, Subset
 
 from lit_loader import DataLoader, get_rng, get_shard
 from tests.support.datasets import Numbers, Shuffled

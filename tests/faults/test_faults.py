@@ -8,14 +8,7 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerError, WorkerTimeoutError
-from tests.support.samples import (
-    BrokenArrival,
-    Call,
-    Counting,
-    ints,
-    uncollated,
-    worker_pids,
-)
+from tests.support.samples import BrokenArrival, Call, Counting, ints, uncollated, worker_pids
 from tests.support.tools import Gate, wait_gone
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])

@@ -221,10 +221,7 @@ assert len([next(batches) for _ in range(5)]) == 5 and len(list(rows.loader)) ==
 
 @pytest.mark.parametrize(
     ("last_word", "status", "last_line", "persistent"),
-    [
-        ("1 / 0", 1, "ZeroDivisionError: division by zero", False),
-        ("sys.exit(5)", 5, "", True),
-    ],
+    [("1 / 0", 1, "ZeroDivisionError: division by zero", False), ("sys.exit(5)", 5, "", True)],
 )
 def test_the_loop_ends_the_program(
     tmp_path: Path, last_word: str, status: int, last_line: str, persistent: bool

@@ -15,15 +15,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from tests.support.sessions import (
-    end_all,
-    expect,
-    finish,
-    launch,
-    send,
-    tell,
-    wait_until_empty,
-)
+from tests.support.sessions import end_all, expect, finish, launch, send, tell, wait_until_empty
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
 

@@ -66,8 +66,7 @@ def test_refused_with_an_iterable_dataset(loader_class, options):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"],
+    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
 )
 def test_attributes_that_cannot_be_reassigned(loader_class, name):
     loader = loader_class(Squares(), batch_size=2)

@@ -46,10 +46,7 @@ CONVERTED = {
     "None": (lambda i: None, None),
     "list": (lambda i: [1, np.ones(1)], [1, torch.ones(1, dtype=torch.float64)]),
     "tuple": (lambda i: (1, "a"), [1, "a"]),
-    "namedtuple": (
-        lambda i: Point(1, np.ones(1)),
-        Point(1, torch.ones(1, dtype=torch.float64)),
-    ),
+    "namedtuple": (lambda i: Point(1, np.ones(1)), Point(1, torch.ones(1, dtype=torch.float64))),
 }
 
 

@@ -13,11 +13,7 @@ from tests.support.datasets import Call, Squares, Stream
 from tests.support.samples import uncollated as as_is
 from tests.support.tools import flat, lists
 
-OPTIONS = [
-    {"num_workers": 0},
-    {"num_workers": 2},
-    {"num_workers": 2, "persistent_workers": True},
-]
+OPTIONS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
 
 @pytest.fixture(params=OPTIONS, ids=["in-process", "workers", "persistent"])

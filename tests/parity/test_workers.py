@@ -12,12 +12,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
-from tests.support.datasets import (
-    Call,
-    Noise,
-    Squares,
-    Stream,
-)
+from tests.support.datasets import Call, Noise, Squares, Stream
 from tests.support.samples import METHODS
 from tests.support.samples import uncollated as as_is
 from tests.support.tools import flat, is_oracle

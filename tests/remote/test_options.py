@@ -60,8 +60,5 @@ def test_without_ray_using_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "ray" else find_spec(name)
     )
-    with pytest.raises(
-        OptionError,
-        match="remote workers need ray. Run pip install ray",
-    ):
+    with pytest.raises(OptionError, match="remote workers need ray. Run pip install ray"):
         lit_loader.DataLoader(DATA, remote={})

@@ -284,11 +284,7 @@ for batch in DataLoader(Call(sample, 100), 4, num_workers=2, worker_method="thre
 
 @pytest.mark.parametrize(
     ("number", "how", "code"),
-    [
-        (signal.SIGINT, "plain", -signal.SIGINT),
-        (signal.SIGTERM, "handled", 7),
-        (None, "exits", 3),
-    ],
+    [(signal.SIGINT, "plain", -signal.SIGINT), (signal.SIGTERM, "handled", 7), (None, "exits", 3)],
 )
 def test_a_program_ends_while_a_thread_is_at_a_sample(
     number: Any, how: str, code: int, tmp_path: Path

@@ -443,10 +443,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("batch", "words"),
         [
-            (
-                {"x": [1, lambda: 0]},
-                r"batch\['x'\]\[1\]: <function .* cannot be pickled",
-            ),
+            ({"x": [1, lambda: 0]}, r"batch\['x'\]\[1\]: <function .* cannot be pickled"),
             (Point(1, threading.Lock()), r"batch\.y: <unlocked .* cannot be pickled"),
             ([Refusing()], r"batch\[0\]: <Refusing instance at .*ValueError: not me"),
             (
