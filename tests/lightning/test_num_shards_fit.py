@@ -109,7 +109,7 @@ class Live(IterableDataset[Tensor]):
             yield torch.tensor([self.taken])
 
 
-@pytest.mark.filterwarnings("ignore:.* has no state_dict")
+@pytest.mark.filterwarnings("ignore:.* has no state_dict", "ignore:You defined a `validation_step`")
 def test_a_resume_between_epochs_takes_nothing_in_vain(tmp_path: Path) -> None:
     """Of torch's loader Lightning takes a batch, before it knows where it is, and drops it."""
     file, first = tmp_path / "end.ckpt", quiet_trainer(tmp_path, max_epochs=1)

@@ -77,8 +77,11 @@ def _run_forked(
         sys.stdin, sys.stdout, sys.stderr = (
             os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", 1)
         )  # fmt: skip
-        if rank_store := sys.modules.get("lit_loader.streams.rank_store"):
-            rank_store._counted.clear()  # which ranks that are started later count, too
+        # What is counted on every rank, and begins at 0 in those that are started later.
+        if module := sys.modules.get("lit_loader.streams.rank_store"):
+            module._counted.clear()
+        if module := sys.modules.get("lit_loader.lightning.rank_states"):
+            module.RankStates.fits = 0
         os.environ.clear()
         os.environ.update(environment)
         torch.set_num_threads(1)
