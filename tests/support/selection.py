@@ -13,7 +13,7 @@ import pytest
 
 LONG: Final = (
     "data/test_collation.py::test_through_a_worker[[]spawn*",
-    "hydra/test_hydra_commands.py::test_submitit_launcher",
+    "hydra/test_hydra_commands.py::test_launchers[[]submitit*",
     "core/epoch/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
     "core/epoch/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
     "lightning/test_strategies.py::test_strategies[[]ddp_fork forkserver*",
