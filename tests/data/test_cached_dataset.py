@@ -182,17 +182,6 @@ def test_no_memory_while_it_is_written(
     assert "No space left on device: 3 of 26" in record.message
 
 
-def test_in_an_ordinary_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    cached = CachedDataset(Decoded(), "1 MB")
-    loader = DataLoader(cached, 4, num_workers=2)
-    for _ in range(2):
-        assert labels(loader) == list(range(26))
-    hits, misses = cached.figures()[:2]
-    assert hits >= 26 and misses >= 26  # a straggling batch is read by two
-    assert all_equal(cached) and cached.figures()[1] == misses
-
-
 # --- what is not kept, or refused ---
 
 

@@ -10,7 +10,6 @@ from lit_loader.data.memory import MemoryLimits, memory_limits
 GIB = 1 << 30
 BASE = "sys/fs/cgroup"
 RESIDENT = 262144 * os.sysconf("SC_PAGE_SIZE")
-NO_LIMIT = 0x7FFFFFFFFFFFF000
 
 
 def tree(root: Path, files: dict[str, object]) -> Path:
@@ -81,25 +80,7 @@ CASES: dict[str, tuple[dict[str, object], MemoryLimits, str]] = {
         MemoryLimits(RESIDENT, 250 << 20, 512 << 20, 2 * GIB, 0),
         "this process has 1.0 GiB, cgroup memory 250.0 of 512.0 MiB, the machine 2.0 GiB available",
     ),
-    # Memory is version 1's; version 2 is mounted for systemd's sake.
-    "both versions": (
-        {
-            "proc/self/cgroup": "4:memory:/a/b\n0::/a/b\n",
-            **group_1(f"{BASE}/memory/a/b", GIB, NO_LIMIT, kills=3),
-            **group_1(f"{BASE}/memory/a", GIB, 2 * GIB),
-            **group_1(f"{BASE}/memory", 9 * GIB, NO_LIMIT),
-            f"{BASE}/unified/cgroup.procs": "1\n",
-        },
-        MemoryLimits(None, GIB, 2 * GIB, None, 3),
-        "cgroup memory 1.0 of 2.0 GiB, 3 OOM kills",
-    ),
-    "without a limit": (
-        {"proc/self/cgroup": "0::/a\n", **group_2(f"{BASE}/a", GIB, "max", kills=1)},
-        MemoryLimits(None, GIB, None, None, 1),
-        "1 OOM kill",
-    ),
     "nothing": ({}, MemoryLimits(), "memory unknown"),
-    "nonsense": ({"proc/self/cgroup": "nonsense\n"}, MemoryLimits(), "memory unknown"),
 }
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerRestartWarning
+from tests.support.samples import OfLength
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,8 +27,10 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-class Rollouts(Dataset[Tensor]):
+class Rollouts(OfLength):
     """A sample is its index and the difficulty; a worker that finds the file dies, once."""
+
+    length = N
 
     def __init__(self) -> None:
         self.difficulty: Any = 0
@@ -35,9 +38,6 @@ class Rollouts(Dataset[Tensor]):
         self.mode = ("easy", None, True)
         self.shape = torch.zeros(1)
         self.handle: Any = None
-
-    def __len__(self) -> int:
-        return N
 
     def __getitem__(self, index: int) -> Tensor:
         if index == 5 and self.deadly:
@@ -123,17 +123,13 @@ def test_it_reaches_streams_and_their_shards(make: Any, shards: int | None) -> N
             assert difficulties(loader) == {difficulty}
 
 
-def test_a_sampler_that_sets_it_is_in_time(make: Any) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_sampler_that_sets_it_is_in_time(make: Any, early: bool) -> None:
     dataset = Rollouts()
     loader = make(dataset, sampler=Curriculum(dataset))
-    assert [difficulties(loader) for _ in range(3)] == [{0}, {1}, {2}]
-
-
-def test_a_sampler_that_sets_it_is_in_time_when_the_loader_is_begun_early(make: Any) -> None:
-    dataset = Rollouts()
-    loader = make(dataset, sampler=Curriculum(dataset))
-    for number in range(2):
-        loader.start()
+    for number in range(3):
+        if early:
+            loader.start()
         assert difficulties(loader) == {number}
 
 
@@ -183,9 +179,8 @@ def test_another_kind_of_change_is_reported_once(make: Any) -> None:
     for _ in range(2):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            warnings.filterwarnings(
-                "ignore", ".*share its position"
-            )  # of threads, which share the file
+            # Of threads, which share the file.
+            warnings.filterwarnings("ignore", ".*share its position")
             dataset.shape = torch.ones(1)
             list(loader)
         expected = processes and dataset.difficulty == 0
@@ -198,22 +193,11 @@ def test_another_kind_of_change_is_reported_once(make: Any) -> None:
     dataset.handle.close()
 
 
-class Growing:
-    def __init__(self) -> None:
-        self.rows = list(range(8))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> int:
-        return self.rows[index]
-
-
 def test_a_dataset_that_grows_is_reported(make: Any) -> None:
-    dataset = Growing()
-    loader = make(dataset)
+    rows = list(range(8))
+    loader = make(rows)
     assert sum(map(len, loader)) == 8
-    dataset.rows += range(8, 12)
+    rows += range(8, 12)
     if loader.num_workers == 0 or loader.worker_method == "thread":
         assert sum(map(len, loader)) == 12
         return

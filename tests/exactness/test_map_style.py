@@ -337,11 +337,7 @@ def test_resized(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        ("held, by batch", "forkserver"),
-        ("jittered, by sample", "spawn"),
-    ],
+    ("name", "method"), [("held, by batch", "forkserver"), ("jittered, by sample", "spawn")]
 )
 def test_other_start_methods(name: str, method: str) -> None:
     """One set of workers: every stop by loading in place."""

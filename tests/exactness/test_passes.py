@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, DistributedSampler, RandomSampler
+from torch.utils.data import DistributedSampler, RandomSampler
 
 from lit_loader import DataLoader, StateError, get_epoch, get_rng
+from tests.support.samples import Call, OfLength
 
 N = 24
 HOW: dict[str, dict[str, Any]] = {
@@ -23,16 +24,13 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-class Rows(Dataset[Tensor]):
+class Rows(OfLength):
     """A sample is its index and a draw."""
 
-    def __len__(self) -> int:
-        return N
+    length = N
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor(
-            [index, float(torch.rand((), dtype=torch.float64))], dtype=torch.float64
-        )
+        return torch.cat([torch.tensor([index]), torch.rand(1, dtype=torch.float64)])
 
 
 @pytest.fixture(params=HOW)
@@ -91,13 +89,8 @@ def test_a_second_pass_of_an_epoch_augments_anew(make: Any, seed: Any) -> None:
     assert distinct(passes) == 2
 
 
-class Epochs(Rows):
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([index, get_epoch()])
-
-
 def test_the_epoch_is_that_of_the_last_set_epoch(make: Any) -> None:
-    loader, found = make(dataset=Epochs()), []
+    loader, found = make(dataset=Call(lambda i: torch.tensor([i, get_epoch()]), N)), []
     for epoch in (None, None, 5, None, 2):
         if epoch is not None:
             loader.set_epoch(epoch)
@@ -151,12 +144,7 @@ def test_generators_that_are_put_back_between_iter_and_next(make: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"shuffle": False},
-        {"sampler": RandomSampler(Rows())},
-        {"generator": torch.Generator()},
-    ],
+    [{}, {"shuffle": False}, {"sampler": RandomSampler(Rows())}, {"generator": torch.Generator()}],
 )
 def test_what_the_program_draws_afterwards_is_as_with_torchs_loader(
     how: dict[str, Any], options: dict[str, Any]
@@ -379,14 +367,6 @@ def test_an_epochs_end_that_was_saved_in_the_loop_is_reported(make: Any) -> None
     assert len(list(resumed)) == 6
 
 
-def test_a_resume_says_where_it_continues(caplog: pytest.LogCaptureFixture) -> None:
-    loader = DataLoader(Rows(), 4, seed=1)
-    loader.load_state_dict(stop(DataLoader(Rows(), 4, seed=1), 2)[1])
-    with caplog.at_level("INFO", "lit_loader"):
-        next(iter(loader))
-    assert "continues epoch 0 at batch 2 of 6" in caplog.text
-
-
 def test_the_dataset_is_told_the_epoch_that_it_was_told(make: Any) -> None:
     class Told(Rows):
         epochs = (-1,)
@@ -521,22 +501,17 @@ def test_what_is_changed_after_start_counts(make: Any) -> None:
     assert content(loader) == content(expected)
 
 
-class Logged(Rows):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __getitem__(self, index: int) -> int:  # type: ignore[override]
-        with self.path.open("a") as log:
-            log.write(f"{get_epoch()}:{index} ")
-        return index
-
-
 def test_what_persistent_workers_begin_early_is_not_read_twice(
     make: Any, how: dict[str, Any], tmp_path: Path
 ) -> None:
+    def logged(index: int) -> int:
+        with (tmp_path / "log").open("a") as log:
+            log.write(f"{get_epoch()}:{index} ")
+        return index
+
     # One worker: of several, an idle one may read what another one is slow to begin.
     workers = min(1, how.get("num_workers", 0))
-    loader = make(dataset=Logged(tmp_path / "log"), seed=1, num_workers=workers)
+    loader = make(dataset=Call(logged, N), seed=1, num_workers=workers)
     for _ in range(3):
         list(loader)
     read = (tmp_path / "log").read_text().split()
@@ -563,17 +538,12 @@ def test_a_held_generator_gives_what_its_own_seed_gives_and_more_in_each_pass(ma
     assert [content(another) for _ in range(3)] == passes
 
 
-class Seeds(Dataset[Any]):
-    """Derives a generator from what torch's programs ask."""
-
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, index: int) -> tuple[int, float, float]:
-        info = torch.utils.data.get_worker_info()
-        seed = torch.initial_seed() if info is None else info.seed
-        assert info is None or info.seed == torch.initial_seed()
-        return index, np.random.default_rng(seed).random(), get_rng().random()
+def by_worker_seed(index: int) -> tuple[int, float, float]:
+    """Derive a generator from what torch's programs ask."""
+    info = torch.utils.data.get_worker_info()
+    seed = torch.initial_seed() if info is None else info.seed
+    assert info is None or info.seed == torch.initial_seed()
+    return index, np.random.default_rng(seed).random(), get_rng().random()
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -584,7 +554,7 @@ def test_generators_made_of_the_workers_seed_repeat(method: str, seeding: str) -
         torch.manual_seed(0)
         more = {"multiprocessing_context": method} if workers else {}
         loader = DataLoader(
-            Seeds(), 2, True, num_workers=workers, persistent_workers=persistent,
+            Call(by_worker_seed), 2, True, num_workers=workers, persistent_workers=persistent,
             seeding=seeding, **more,
         )  # fmt: skip
         found.append([[part.tolist() for part in batch] for _ in range(2) for batch in loader])
@@ -602,16 +572,8 @@ def initial(worker: int) -> None:
 _initial = -1
 
 
-class Initial(Dataset[int]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        return _initial
-
-
 def test_worker_init_fn_finds_the_passes_seed_and_its_number() -> None:
-    loader = DataLoader(Initial(), 1, num_workers=2, worker_init_fn=initial)
+    loader = DataLoader(Call(lambda _: _initial, 8), 1, num_workers=2, worker_init_fn=initial)
     assert all(distinct(int(batch) for batch in loader) == 1 for _ in range(2))
     assert distinct(int(batch) for _ in range(3) for batch in loader) == 3
 
@@ -619,20 +581,12 @@ def test_worker_init_fn_finds_the_passes_seed_and_its_number() -> None:
 # --- without workers: generators are lent to datasets that draw ---
 
 
-class Late(Dataset[float]):
-    """Begins to draw at an index."""
+DRAW = {"torch": lambda: float(torch.rand(())), "numpy": np.random.rand, "python": random.random}
 
-    def __init__(self, first: int, kind: str = "torch") -> None:
-        self.first, self.kind = first, kind
 
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> float:
-        if index < self.first:
-            return 0.0
-        return {"torch": lambda: float(torch.rand(())), "numpy": np.random.rand,
-                "python": random.random}[self.kind]()  # fmt: skip
+def late(first: int, kind: str) -> Call:
+    """A dataset that begins to draw at an index."""
+    return Call(lambda index: DRAW[kind]() if index >= first else 0.0, 64)
 
 
 def states() -> tuple[Any, ...]:
@@ -642,24 +596,24 @@ def states() -> tuple[Any, ...]:
 @pytest.mark.parametrize("kind", ["torch", "numpy", "python"])
 @pytest.mark.parametrize("first", [0, 9])
 def test_the_programs_generators_go_on_as_if_no_loader_were_there(kind: str, first: int) -> None:
-    loader = DataLoader(Late(first, kind), 1, seed=1)
+    loader = DataLoader(late(first, kind), 1, seed=1)
     before = states()
-    with_workers = [float(b) for b in DataLoader(Late(first, kind), 1, seed=1, num_workers=1)]
+    with_workers = [float(b) for b in DataLoader(late(first, kind), 1, seed=1, num_workers=1)]
     assert [float(batch) for batch in loader] == with_workers
     assert states() == before
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy", "python"])
 def test_a_dataset_that_begins_to_draw_late_is_reported_once(kind: str) -> None:
-    loader = DataLoader(Late(20, kind), 1, seed=1)
+    loader = DataLoader(late(20, kind), 1, seed=1)
     with pytest.warns(UserWarning, match=r"batches 17 to 31 were not seeded.*LL414") as told:
         drawn = [float(batch) for batch in loader]
     assert len(told) == 1
-    exact = [float(batch) for batch in DataLoader(Late(20, kind), 1, seed=1, num_workers=1)]
+    exact = [float(batch) for batch in DataLoader(late(20, kind), 1, seed=1, num_workers=1)]
     assert drawn[31:] == exact[31:]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert [float(b) for b in DataLoader(Late(20, kind), 1, seed=1, seeding="sample")]
+        assert [float(b) for b in DataLoader(late(20, kind), 1, seed=1, seeding="sample")]
 
 
 @pytest.mark.parametrize("name", ["indices_of", "state_at"])

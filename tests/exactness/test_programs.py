@@ -14,18 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import (
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    Subset,
-)
+from torch.utils.data import IterableDataset, Sampler, Subset
 
 from lit_loader import DataLoader, get_rng, get_shard
+from tests.support.datasets import Numbers, Shuffled
 from tests.support.programs import run_program
+from tests.support.samples import Call, Counting
 
 N = 24
 
@@ -33,33 +28,16 @@ Make = Callable[..., Any]
 Program = Callable[[Make], Any]
 
 
-class Augmented(Dataset[Tensor]):
-    """Its samples have noise of one library."""
-
-    def __init__(self, kind: str = "torch", length: int = N) -> None:
-        self.kind, self.length = kind, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Tensor:
-        noise = {
-            "torch": lambda: float(torch.rand((), dtype=torch.float64)),
-            "numpy": lambda: float(np.random.random()),
-            "python": lambda: random.random(),
-        }[self.kind]()
-        return torch.tensor([index, noise], dtype=torch.float64)
+NOISE = {
+    "torch": lambda: float(torch.rand((), dtype=torch.float64)),
+    "numpy": np.random.random,
+    "python": random.random,
+}
 
 
-class Indices(Dataset[int]):
-    def __init__(self, length: int = N) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
+def augmented(kind: str = "torch") -> Call:
+    """Samples with the noise of one library."""
+    return Call(lambda index: torch.tensor([index, NOISE[kind]()], dtype=torch.float64), N)
 
 
 def rows(loader: Any) -> list[tuple[float, ...]]:
@@ -68,10 +46,6 @@ def rows(loader: Any) -> list[tuple[float, ...]]:
 
 def noise(loader: Any) -> frozenset[float]:
     return frozenset(row[1] for row in rows(loader))
-
-
-def indices(loader: Any) -> tuple[int, ...]:
-    return tuple(int(each) for batch in loader for each in batch)
 
 
 def distinct(passes: Any) -> int:
@@ -86,20 +60,20 @@ def shared(one: frozenset[Any], other: frozenset[Any]) -> int:
 
 
 def a_loader_for_each_epoch(make: Make) -> int:
-    data = Augmented()
+    data = augmented()
     return distinct(tuple(rows(make(data, batch_size=4, shuffle=True))) for _ in range(4))
 
 
 def validation_is_trained_on(make: Make) -> int:
     found = 0
     for kind in ("torch", "numpy"):
-        train, val = make(Augmented(kind), batch_size=4, shuffle=True), make(Augmented(kind), 4)
+        train, val = make(augmented(kind), batch_size=4, shuffle=True), make(augmented(kind), 4)
         found += sum(shared(noise(train), noise(val)) for _ in range(3))
     return found
 
 
 def parts_of_one_dataset(make: Make) -> int:
-    data = Augmented()
+    data = augmented()
     halves = Subset(data, range(12)), Subset(data, range(12, 24))
     train, val = (make(half, batch_size=4) for half in halves)
     return shared(noise(train), noise(val))
@@ -120,35 +94,22 @@ class Episodes(Sampler[list[int]]):
 
 
 def episodes(make: Make) -> int:
-    train, val = (make(Indices(), batch_sampler=Episodes()) for _ in range(2))
+    train, val = (make(Numbers(N), batch_sampler=Episodes()) for _ in range(2))
     sets = [frozenset(tuple(batch.tolist()) for batch in loader) for loader in (train, val, train)]
     return shared(sets[0], sets[1]) + shared(sets[0], sets[2])
 
 
 def pairs(make: Make) -> bool:
     """Whether zipped loaders pair other samples in each epoch."""
-    ours, theirs = (make(Indices(), batch_size=1, shuffle=True) for _ in range(2))
+    ours, theirs = (make(Numbers(N), batch_size=1, shuffle=True) for _ in range(2))
     found = {(int(a), int(b)) for _ in range(5) for a, b in zip(ours, theirs, strict=True)}
     return len(found) > 3 * N
-
-
-def bagging(make: Make) -> int:
-    def loader() -> Any:
-        sampler = RandomSampler(Indices(), replacement=True)
-        return make(Indices(), batch_size=8, sampler=sampler)
-
-    return distinct(indices(loader()) for _ in range(5))
-
-
-def passes_of_one_loader(make: Make) -> int:
-    loader = make(Augmented(), batch_size=4)
-    return distinct(noise(loader) for _ in range(5))
 
 
 def trials_with_one_seed_each(make: Make) -> int:
     def trial(seed: int) -> tuple[Any, ...]:
         torch.manual_seed(seed)
-        return tuple(rows(make(Augmented(), batch_size=4, shuffle=True)))
+        return tuple(rows(make(augmented(), batch_size=4, shuffle=True)))
 
     return distinct(trial(seed) for seed in (0, 1, 2, 0))
 
@@ -159,24 +120,14 @@ VARIED: dict[Program, Any] = {
     parts_of_one_dataset: 0,
     episodes: 0,
     pairs: True,
-    bagging: 5,
-    passes_of_one_loader: 5,
     trials_with_one_seed_each: 3,
 }
 
 # --- what the program seeds ---
 
 
-def seed_then_a_new_loader(make: Make) -> int:
-    def run() -> tuple[Any, ...]:
-        torch.manual_seed(0)
-        return tuple(rows(make(Augmented(), batch_size=4, shuffle=True)))
-
-    return distinct(run() for _ in range(3))
-
-
 def seed_before_each_pass(make: Make) -> int:
-    loader, passes = make(Augmented(), batch_size=4, shuffle=True), []
+    loader, passes = make(augmented(), batch_size=4, shuffle=True), []
     for _ in range(3):
         torch.manual_seed(0)
         passes.append(tuple(rows(loader)))
@@ -184,7 +135,7 @@ def seed_before_each_pass(make: Make) -> int:
 
 
 def seed_before_validation(make: Make) -> tuple[int, int]:
-    train, val = make(Augmented(), batch_size=4, shuffle=True), make(Augmented(), batch_size=4)
+    train, val = make(augmented(), batch_size=4, shuffle=True), make(augmented(), batch_size=4)
     passes, trained = [], []
     for _ in range(3):
         trained.append(tuple(rows(train)))
@@ -197,12 +148,12 @@ def seed_before_validation(make: Make) -> tuple[int, int]:
 def a_place_put_back(make: Make) -> tuple[bool, bool]:
     """What people resume by: the state of torch's generator, and a new loader."""
     torch.manual_seed(1)
-    rows(make(Augmented(), batch_size=4, shuffle=True))
+    rows(make(augmented(), batch_size=4, shuffle=True))
     place = torch.get_rng_state()
-    following = rows(make(Augmented(), batch_size=4, shuffle=True))
-    first = torch.manual_seed(1) and rows(make(Augmented(), batch_size=4, shuffle=True))
+    following = rows(make(augmented(), batch_size=4, shuffle=True))
+    first = torch.manual_seed(1) and rows(make(augmented(), batch_size=4, shuffle=True))
     torch.set_rng_state(place)
-    again = rows(make(Augmented(), batch_size=4, shuffle=True))
+    again = rows(make(augmented(), batch_size=4, shuffle=True))
     return again == following, again != first
 
 
@@ -211,13 +162,12 @@ def all_are_seeded(make: Make) -> tuple[int, ...]:
         torch.manual_seed(2)
         np.random.seed(2)
         random.seed(2)
-        return tuple(rows(make(Augmented(kind), batch_size=4, shuffle=True)))
+        return tuple(rows(make(augmented(kind), batch_size=4, shuffle=True)))
 
     return tuple(distinct(run(kind) for _ in range(2)) for kind in ("torch", "numpy", "python"))
 
 
 SEEDED: dict[Program, Any] = {
-    seed_then_a_new_loader: 1,
     seed_before_each_pass: 1,
     seed_before_validation: (3, 1),
     a_place_put_back: (True, True),
@@ -274,7 +224,7 @@ def test_torch_alone_is_seeded_in_another_process(tmp_path: Path) -> None:
     """Where Python's generator has just been begun by the operating system, and NumPy's."""
     (program := tmp_path / "program.py").write_text("""
 import random, numpy as np, torch
-from lit_loader import DataLoader
+from lit_loader import DataLoader, get_rng, get_shard
 random.seed(), np.random.seed()
 class Noise(torch.utils.data.Dataset):
     def __len__(self): return 4
@@ -295,7 +245,7 @@ def test_a_generator_beside_the_dataset_is_moved_by_iter_alone(tmp_path: Path) -
     """As in torch's notes on reproducibility: ``g`` is a global of the dataset's module."""
     (program := tmp_path / "program.py").write_text("""
 import torch
-from lit_loader import DataLoader
+from lit_loader import DataLoader, get_rng, get_shard
 class Rows(torch.utils.data.Dataset):
     def __len__(self): return 24
     def __getitem__(self, index): return index, torch.rand((), generator=g).item()
@@ -353,33 +303,15 @@ def test_workers_of_a_stream_differ_from_the_first_instruction(
     assert len(first) == 32
 
 
-class Files(IterableDataset[int]):
-    """Shuffles its files by a generator that it holds, and takes its share of them."""
-
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(0)
-
-    def __iter__(self) -> Iterator[int]:
-        files = [*range(16)]
-        share, count = get_shard()
-        self.rng.shuffle(files)
-        yield from files[share::count]
-
-
 @pytest.mark.parametrize("options", [{}, {"num_shards": 4}])
 def test_workers_shuffle_files_alike(options: dict[str, Any]) -> None:
-    loader = DataLoader(Files(), batch_size=1, num_workers=2, **options)
-    orders = [indices(loader) for _ in range(3)]
+    files = Shuffled(np.random.default_rng(0), length=16)  # each takes its share of them
+    loader = DataLoader(files, batch_size=1, num_workers=2, **options)
+    orders = [tuple(row[0] for row in rows(loader)) for _ in range(3)]
     assert all(sorted(order) == [*range(16)] for order in orders)
     assert distinct(orders) == 3
 
 
-class Draws(Files):
-    """Draws from the generator of its share."""
-
-    def __iter__(self) -> Iterator[int]:
-        yield int(get_rng(get_shard()[0]).integers(1 << 40))
-
-
 def test_shards_differ_by_the_generator_of_their_share() -> None:
-    assert distinct(indices(DataLoader(Draws(), 1, num_workers=2, num_shards=8))) == 8
+    data = Counting(8, lambda _: int(get_rng(get_shard()[0]).integers(1 << 40)))
+    assert len({int(batch) for batch in DataLoader(data, 1, num_workers=2, num_shards=8)}) == 8

@@ -1,7 +1,6 @@
 """States: where they may be taken and loaded, and what that costs."""
 
 import copy
-import itertools
 import time
 from typing import Any
 
@@ -36,20 +35,6 @@ def test_states_given_out_do_not_change(kind: str) -> None:
     kept = copy.deepcopy(state)
     digests(iterator), digests(loader), digests(loaded(make(kind), state))
     assert state == kept
-
-
-@pytest.mark.filterwarnings("ignore:.*LL333")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loading_within_a_loop_takes_effect_at_the_next_iter(workers: int) -> None:
-    expected = digests(make())
-    with make(num_workers=workers, persistent_workers=workers > 0) as loader:
-        _, iterator = taken(loader, 2)
-        state = loader.state_dict()
-        assert digests(itertools.islice(iterator, 2)) == expected[2:4]
-        loader.load_state_dict(state)
-        assert loader.state_dict() == state
-        del iterator
-        assert digests(loader) == expected[2:]
 
 
 def test_commit_holds_the_position_back() -> None:

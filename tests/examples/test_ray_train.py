@@ -45,10 +45,7 @@ def test_a_rank_is_killed(tmp_path: Path) -> None:
     )
 
 
-def test_a_node_is_killed_and_one_rank_goes_on(
-    nodes: list[Node],
-    tmp_path: Path,
-) -> None:
+def test_a_node_is_killed_and_one_rank_goes_on(nodes: list[Node], tmp_path: Path) -> None:
     for number in range(2):
         joining(nodes, 2, '--resources={"rank": 1}')
         wait_for(nodes[0].address, 2 + number)

@@ -104,8 +104,7 @@ def test_images_are_read_by_threads(elsewhere: Path) -> None:
 
 # What is their own is tested below.
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n != "images" else []) for n in RECIPES],
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n != "images" else []) for n in RECIPES]
 )
 def test_a_recipe_trains(name: str, elsewhere: Path) -> None:
     recipe, directory = RECIPES[name], elsewhere / name

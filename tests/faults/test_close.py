@@ -192,7 +192,7 @@ if __name__ == "__main__":
 )
 def test_children_that_others_reap(tmp_path: Path, how: list[str]) -> None:
     """Where SIGCHLD is ignored, and where a thread waits for all children."""
-    told = finish(launch(PROGRAM, tmp_path, *how))
+    told = finish(launch(PROGRAM, tmp_path, *how, forked=True))
     assert told == ((len(how) - 1) * "False True\nTrue True\nTrue 0 set()\n", "", 0)
 
 

@@ -8,14 +8,7 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerError, WorkerTimeoutError
-from tests.support.samples import (
-    BrokenArrival,
-    Call,
-    Counting,
-    ints,
-    uncollated,
-    worker_pids,
-)
+from tests.support.samples import BrokenArrival, Call, Counting, ints, uncollated, worker_pids
 from tests.support.tools import Gate, wait_gone
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
@@ -64,12 +57,6 @@ def test_a_timeout_names_worker_sample_and_duration(gate: Gate) -> None:
     gate.open()
     assert ints(iterator) == list(range(2, 12))
     assert ints(loader) == list(range(12))
-
-
-def test_importing_is_not_the_users_time() -> None:
-    """Spawned workers import torch before they can begin."""
-    loader = DataLoader(range(3), num_workers=1, multiprocessing_context="spawn", timeout=0.4)
-    assert ints(loader) == [0, 1, 2]
 
 
 # Beginnings ------------------------------------------------------------------------------------

@@ -221,10 +221,7 @@ assert len([next(batches) for _ in range(5)]) == 5 and len(list(rows.loader)) ==
 
 @pytest.mark.parametrize(
     ("last_word", "status", "last_line", "persistent"),
-    [
-        ("1 / 0", 1, "ZeroDivisionError: division by zero", False),
-        ("sys.exit(5)", 5, "", True),
-    ],
+    [("1 / 0", 1, "ZeroDivisionError: division by zero", False), ("sys.exit(5)", 5, "", True)],
 )
 def test_the_loop_ends_the_program(
     tmp_path: Path, last_word: str, status: int, last_line: str, persistent: bool
@@ -265,7 +262,7 @@ if __name__ == "__main__":
 def test_workers_in_a_process_of_joblibs(tmp_path: Path) -> None:
     """loky sets a start method of its own there, which no worker knows."""
     (program := tmp_path / "program.py").write_text(JOBLIB)
-    assert run_program(program) == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"
+    assert run_program(program, forked=True) == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"
 
 
 FORKED = """

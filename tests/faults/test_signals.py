@@ -15,15 +15,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from tests.support.sessions import (
-    end_all,
-    expect,
-    finish,
-    launch,
-    send,
-    tell,
-    wait_until_empty,
-)
+from tests.support.sessions import end_all, expect, finish, launch, send, tell, wait_until_empty
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
 
@@ -91,10 +83,12 @@ if __name__ == "__main__":
 """
 
 
-def start(body: str, folder: Path, method: str, *arguments: str) -> subprocess.Popen[str]:
+def start(
+    body: str, folder: Path, method: str, *arguments: str, forked: bool = True
+) -> subprocess.Popen[str]:
     """Start the program above with ``body`` for the rest of its main function."""
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
-    return launch(PROGRAM.replace("BODY", lines), folder, method, *arguments)
+    return launch(PROGRAM.replace("BODY", lines), folder, method, *arguments, forked=forked)
 
 
 # Exceptions of handlers ------------------------------------------------------------------------
@@ -174,7 +168,7 @@ SENT = ["HUP", "TERM", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "XCPU", "QUIT",
 def test_signals_to_the_group_are_the_parents_affair(tmp_path: Path, method: str) -> None:
     """Its handlers run there alone. It goes on, and so do its workers: no batch is made again."""
     sent = [f"SIG{name}" for name in SENT]
-    process = start(GROUP, tmp_path, method, " ".join(sent))
+    process = start(GROUP, tmp_path, method, " ".join(sent), forked=False)
     expect(process, "fetching 9", "fetching 10", "next 9")
     for name in sent:
         os.killpg(process.pid, getattr(signal, name))
@@ -313,7 +307,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("where", ["step", pytest.param("next", marks=SLOW)])
 def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, where: str) -> None:
     """In a training step; and in next(), which must first bring the batch that it was asked for."""
-    process = launch(FIT, tmp_path, where, "first")
+    process = launch(FIT, tmp_path, where, "first", forked=True)
     assert process.stdout is not None
     leader = int(process.stdout.readline())
     expect(process, "waiting")

@@ -51,9 +51,7 @@ GROUPS = {
         "workers",
     },
     "remote": {"ray"},
-    "sampler": {
-        *("balanced", "mixture", "packing", "token_budget", "random", "weighted"),
-    },
+    "sampler": {*("balanced", "mixture", "packing", "token_budget", "random", "weighted")},
     "collate": {"list", "pack", "pad"},
     "callbacks": {"monitor", "state"},
 }

@@ -141,29 +141,18 @@ def test_what_the_help_shows(program: Path, tmp_path: Path) -> None:
     }
 
 
-# --- launchers ---
-
-
-def launch(program: Path, directory: Path, *arguments: str) -> None:
-    """Sweeps over the number of workers; the data is that of one process, in each job."""
+@pytest.mark.parametrize("name", ["joblib", "submitit"])
+def test_launchers(program: Path, tmp_path: Path, name: str) -> None:
+    """Jobs of loky's own start method; or as on a cluster's nodes. Each has the same data."""
+    pytest.importorskip(f"hydra_plugins.hydra_{name}_launcher")
+    launcher = {"joblib": ["joblib", "hydra.launcher.n_jobs=2"], "submitit": ["submitit_local"]}
     run_python(
         program.parent,  # submitit's jobs import from the directory that they are launched in
-        program, "--multirun", *arguments, "loader.num_workers=1,2", f"hydra.sweep.dir={directory}",
+        program, "--multirun", "hydra/launcher=" + launcher[name][0], *launcher[name][1:],
+        "loader.num_workers=1,2", f"hydra.sweep.dir={tmp_path}",
     )  # fmt: skip
-    told = jobs(directory)
+    told = jobs(tmp_path)
     assert [told[number]["num_workers"] for number in range(2)] == [1, 2]
     with DataLoader(range(12), batch_size=5, shuffle=True, seed=3) as loader:
         expected = [batch.tolist() for batch in loader]
     assert [told[number]["batches"] for number in range(2)] == [expected] * 2
-
-
-def test_joblib_launcher(program: Path, tmp_path: Path) -> None:
-    """Jobs at the same time; their default start method is loky's, not one of Python's."""
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    launch(program, tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-
-
-def test_submitit_launcher(program: Path, tmp_path: Path) -> None:
-    """Jobs as submitit starts them on a cluster's nodes, here on this machine."""
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    launch(program, tmp_path, "hydra/launcher=submitit_local")

@@ -5,6 +5,7 @@ That one rank goes on with other workers is in test_resume.py ("shards").
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed import HashStore, distributed_c10d
+from torch.utils.data import IterableDataset
 
-from lit_loader import DataLoader, LoaderDataModule
+from lit_loader import DataLoader, LoaderDataModule, get_epoch
 from lit_loader.lightning import rank_states
 from lit_loader.lightning.rank_states import RankStates
 from tests.support import sharded_fit
@@ -92,6 +94,31 @@ class Validated(Model):
 
     def validation_step(self, *_: Any) -> None:
         self.validated += 1
+
+
+class Live(IterableDataset[Tensor]):
+    """A queue, of which ten make an epoch: what was taken is gone."""
+
+    def __init__(self) -> None:
+        self.taken, self.epochs = 0, list[int]()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.epochs.append(get_epoch())
+        for _ in range(10):
+            self.taken += 1
+            yield torch.tensor([self.taken])
+
+
+@pytest.mark.filterwarnings("ignore:.* has no state_dict", "ignore:You defined a `validation_step`")
+def test_a_resume_between_epochs_takes_nothing_in_vain(tmp_path: Path) -> None:
+    """Of torch's loader Lightning takes a batch, before it knows where it is, and drops it."""
+    file, first = tmp_path / "end.ckpt", quiet_trainer(tmp_path, max_epochs=1)
+    first.fit(Validated(), DataLoader(Live(), 2))
+    first.save_checkpoint(file)
+    live, model = Live(), Validated()
+    quiet_trainer(tmp_path, max_epochs=3).fit(model, DataLoader(live, 2), ckpt_path=file)
+    assert [*itertools.chain(*model.seen)] == [*range(1, 21)]
+    assert live.taken == 20 and live.epochs == [1, 2]
 
 
 class Sized(Counting):

@@ -44,7 +44,7 @@ class Runs(NamedTuple):
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(program.__file__)
-    run_program(script, folder, cwd=folder, timeout=280)
+    run_program(script, folder, cwd=folder, timeout=280, forked=True)
     seen = [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
     return Runs(folder, seen)
 

@@ -11,9 +11,6 @@ import functools
 import inspect
 import itertools
 import math
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -472,26 +469,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         seen(tmp_path, DataLoader(Augmented(24), 4, True, seed=5), ckpt=path)
 
 
-def test_another_batch_size_continues_exactly_and_warns(tmp_path: Path) -> None:
-    """Lightning counts batches; the loader goes on with the next sample."""
-
-    class Indices(Model):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = super().training_step(batch, batch_idx)
-            self.seen[-1] = self.seen[-1]._replace(data=str(batch[:, 0].tolist()))
-            return loss
-
-    def run(size: int, *callbacks: Callback, **options: Any) -> list[Seen]:
-        loader = DataLoader(Augmented(24), size, True, seed=5)
-        return seen(tmp_path, loader, *callbacks, model=Indices(), **options)
-
-    path = tmp_path / "a.ckpt"
-    run(2, Saver(path, "batch", 4))
-    with pytest.warns(UserWarning, match="LL330"):
-        got = run(4, ckpt=path)
-    assert got[0].data == run(4)[2].data
-
-
 def test_the_resumed_epoch_does_not_start_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -673,18 +650,3 @@ def test_a_list_of_callbacks_serves_several_trainers(tmp_path: Path) -> None:
         trainer = quiet_trainer(tmp_path, callbacks=callbacks)
         trainer.fit(Model(), plain_loader())
         assert kinds(trainer) == [LoaderStateCallback]
-
-
-def test_the_plugin_imports_no_more_than_it_must() -> None:
-    """Every Trainer of the environment loads it; and Hydra imports lit_loader in any program."""
-    script = f"""
-    import runpy, sys
-    callbacks = runpy.run_path({trainer_plugin.__file__!r})["callbacks"]
-    assert callbacks() == []
-    assert "lit_loader" not in sys.modules and "torch" not in sys.modules
-    import lit_loader
-    (callback,) = callbacks()
-    assert type(callback).__name__ == "LoaderStateCallback"
-    assert "lit_loader.loader" not in sys.modules
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=200)

@@ -35,7 +35,7 @@ def run(folder: Path, *arguments: object, failed: bool = False) -> None:
     """Run the script of this module in a session of its own, of which nothing may be left."""
     program = start_program(
         SCRIPT, folder, *arguments, cwd=folder, stderr=subprocess.STDOUT,
-        forked=arguments[0] in ("ddp_fork", "ddp_notebook"),
+        forked=arguments[0] != "ddp_spawn",
     )  # fmt: skip
     try:
         printed, _ = program.communicate(timeout=LIMIT)

@@ -10,18 +10,15 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader, LoaderDataModule
 from tests.support.lightning_runs import quiet_trainer
+from tests.support.samples import OfLength
 
 
-class Noise(Dataset[Tensor]):
-    def __init__(self, length: int = 8) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
+class Noise(OfLength):
+    length = 8
 
     def __getitem__(self, index: int) -> Tensor:
         return torch.rand(1)

@@ -46,12 +46,6 @@ def test_the_signature_begins_with_torchs(loader_class):
     assert all(ours[name][1] is inspect.Parameter.KEYWORD_ONLY for name in extra)
 
 
-def test_options_by_position(loader_class):
-    loader = loader_class(Squares(6), 4, False, [5, 4, 3, 2, 1])
-    assert flat(loader) == [25, 16, 9, 4, 1]
-    assert loader.batch_size == 4
-
-
 @pytest.mark.parametrize("name", ["pin_memory", "persistent_workers", "shuffle"])
 def test_none_is_false(loader_class, name):
     """As it comes out of a program's arguments, or a file of options."""
@@ -72,8 +66,7 @@ def test_refused_with_an_iterable_dataset(loader_class, options):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"],
+    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
 )
 def test_attributes_that_cannot_be_reassigned(loader_class, name):
     loader = loader_class(Squares(), batch_size=2)
@@ -186,13 +179,6 @@ def test_a_copy_loads_the_same(loader_class, num_workers, duplicate):
         twin.batch_size = 3
     twin.num_workers = 1
     assert twin.num_workers == 1
-
-
-def test_a_copy_shuffles_with_the_generator(loader_class, duplicate):
-    generator = torch.Generator().manual_seed(3)
-    twin = duplicate(loader_class(range(20), shuffle=True, generator=generator))
-    assert isinstance(twin.sampler, RandomSampler)
-    assert sorted(flat(twin)) == list(range(20))
 
 
 def test_a_copy_goes_on_by_itself() -> None:

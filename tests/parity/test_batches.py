@@ -24,7 +24,6 @@ from torch.utils.data import (
 from tests.support.datasets import (
     Call,
     CountingSampler,
-    Interval,
     Many,
     NoLength,
     ReversedBatches,
@@ -32,9 +31,7 @@ from tests.support.datasets import (
     SizedStream,
     Squares,
     Stream,
-    split_interval,
 )
-from tests.support.samples import METHODS
 from tests.support.samples import uncollated as as_is
 from tests.support.tools import flat, is_oracle, lists
 
@@ -248,19 +245,6 @@ def test_torchs_samplers(loader_class, num_workers, make):
     assert len(loader) == len(batches)
 
 
-def test_distributed_samplers_are_told_the_epoch_and_cover_the_dataset(loader_class):
-    samplers = [DistributedSampler(range(11), 2, rank, seed=1) for rank in range(2)]
-    loaders = [loader_class(range(11), batch_size=3, sampler=sampler) for sampler in samplers]
-    orders = []
-    for epoch in range(3):
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-        orders.append([flat(loader) for loader in loaders])
-        assert orders[-1] == [list(sampler) for sampler in samplers]
-        assert sorted({*orders[-1][0], *orders[-1][1]}) == list(range(11))
-    assert orders[0] != orders[1] != orders[2]
-
-
 # --- what an index may be ---
 
 OF_LIBRARIES = [
@@ -427,25 +411,3 @@ def test_batches_are_made_within_a_worker_anew_each_epoch(loader_class, drop_las
     )  # fmt: skip
     for _ in range(3):
         assert lists(loader) == [[0, 1], [10, 11], [2, 3], *([] if drop_last else [[12], [4]])]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_sharding_by_worker_init_fn(loader_class, method):
-    options = {"worker_init_fn": split_interval, "multiprocessing_context": method}
-    loader = loader_class(Interval(3, 10), num_workers=2, **options)
-    assert flat(loader) == [3, 7, 4, 8, 5, 9, 6]
-    if method == "fork":
-        assert flat(loader_class(Interval(3, 5), num_workers=3, **options)) == [3, 4]
-        assert flat(loader_class(Interval(3, 7))) == [3, 4, 5, 6]
-
-
-def test_an_endless_stream(loader_class, num_workers):
-    loader = loader_class(Stream(2**60), batch_size=4, num_workers=num_workers)
-    assert next(iter(loader)).tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("in_order", [False, True])
-def test_all_of_a_stream_comes_in_any_order(loader_class, in_order):
-    shares = Shares(range(7), range(10, 12))
-    loader = loader_class(shares, batch_size=2, num_workers=2, in_order=in_order)
-    assert sorted(flat(loader)) == [*range(7), 10, 11]

@@ -6,11 +6,7 @@ import re
 import pytest
 import torch
 
-from tests.support.datasets import (
-    Call,
-    Squares,
-    Stream,
-)
+from tests.support.datasets import Call, Squares, Stream
 from tests.support.samples import StatefulCounting
 from tests.support.samples import uncollated as as_is
 from tests.support.tools import flat, is_oracle, raises, whole_text

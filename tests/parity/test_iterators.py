@@ -13,11 +13,7 @@ from tests.support.datasets import Call, Squares, Stream
 from tests.support.samples import uncollated as as_is
 from tests.support.tools import flat, lists
 
-OPTIONS = [
-    {"num_workers": 0},
-    {"num_workers": 2},
-    {"num_workers": 2, "persistent_workers": True},
-]
+OPTIONS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
 
 @pytest.fixture(params=OPTIONS, ids=["in-process", "workers", "persistent"])
@@ -51,14 +47,6 @@ def test_an_abandoned_epoch_leaves_nothing_behind(loader_class, options, taken, 
             assert next(iterator).tolist() == expected
         del iterator
         assert lists(loader) == whole
-
-
-def test_the_consumers_exception_ends_an_epoch_like_break(loader_class, options):
-    loader = loader_class(Squares(30), **options)
-    with pytest.raises(ZeroDivisionError):
-        for batch in loader:
-            1 / int(batch)
-    assert len(list(loader)) == 30
 
 
 def test_nested_iteration(loader_class, num_workers):

@@ -223,4 +223,4 @@ LIGHTNING = """
 
 
 def test_lightning_shards_and_renews_loaders(tmp_path: Path) -> None:
-    run_program(program(tmp_path, LIGHTNING))
+    run_program(program(tmp_path, LIGHTNING), forked=True)

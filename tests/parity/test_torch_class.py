@@ -29,7 +29,6 @@ from tests.support.tools import children
 
 LENGTH = 10
 DATA = TensorDataset(torch.arange(LENGTH))
-STREAM = SizedStream(LENGTH)
 
 
 class Numbers(OfLength):
@@ -168,17 +167,6 @@ def test_iterator_is_that_of_persistent_workers_and_ends_them() -> None:
     loader.close()
 
 
-def test_iterator_is_found_where_there_is_no_length() -> None:
-    with DataLoader(Counting(8), 4, num_workers=1, persistent_workers=True) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        assert loader._iterator is iterator
-        assert len([*iterator]) == 1
-        del iterator
-        gc.collect()
-        assert [*loader._iterator] == []
-
-
 # --- samplers, iterated by others ---
 
 
@@ -315,15 +303,6 @@ def test_samplers_that_are_changed_are_followed(change: Any, options: Any, worke
             assert ids(loader)
             CHANGES[change](loader)
         assert (len(ours), ids(ours)) == (len(theirs), ids(theirs))
-
-
-def test_ranks_that_never_set_the_epoch_are_warned_once() -> None:
-    """Torch's loader repeats the order without a word."""
-    loader = DataLoader(DATA, 2, sampler=DistributedSampler(DATA, 2, 1, seed=3))
-    first = ids(loader)
-    with pytest.warns(UserWarning, match="LL307") as caught:
-        assert ids(loader) == ids(loader) == first
-    assert len(caught) == 1
 
 
 # --- keywords ---

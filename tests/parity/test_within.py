@@ -4,62 +4,38 @@ import random
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
 
+from tests.support.datasets import Call
+from tests.support.samples import Counting
 from tests.support.tools import flat
 
 POOL = list(range(100))
 
 
-class Episodes(Dataset):
+def first_batch(loader):
+    return next(iter(loader)).tolist()
+
+
+def of_new_loaders(make):
+    return lambda index: first_batch(make(POOL, 5, shuffle=True))
+
+
+def of_kept_loaders(make):
     """Each sample is a support set: the first batch of a loader that is shuffled."""
-
-    def __init__(self, make, kept):
-        self.make, self.kept = make, [make() for _ in range(8)] if kept else None
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return next(iter(self.kept[index] if self.kept else self.make())).tolist()
+    kept = [make(POOL, 5, shuffle=True) for _ in range(8)]
+    return lambda index: first_batch(kept[index])
 
 
-class Stream(IterableDataset):
-    def __init__(self, make):
-        self.make = make
-
-    def __iter__(self):
-        for _ in range(8):
-            yield next(iter(self.make())).tolist()
-
-
-class Noise(Dataset):
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return random.random()
-
-
-class Repeated(Dataset):
-    """Each sample is a pass over the same loader."""
-
-    def __init__(self, make):
-        self.inner = make()
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.cat(list(self.inner)).tolist()
+def of_whole_passes(inner):
+    return lambda index: torch.cat(list(inner)).tolist()
 
 
 DATASETS = {
-    "made anew": lambda loader: Episodes(lambda: loader(POOL, 5, shuffle=True), kept=False),
-    "kept": lambda loader: Episodes(lambda: loader(POOL, 5, shuffle=True), kept=True),
-    "stream": lambda loader: Stream(lambda: loader(POOL, 5, shuffle=True)),
-    "whole passes": lambda loader: Repeated(lambda: loader(POOL[:20], 5, shuffle=True)),
-    "noise": lambda loader: Repeated(lambda: loader(Noise(), 2)),
+    "made anew": lambda make: Call(of_new_loaders(make), 8),
+    "kept": lambda make: Call(of_kept_loaders(make), 8),
+    "stream": lambda make: Counting(8, of_new_loaders(make)),
+    "whole passes": lambda make: Call(of_whole_passes(make(POOL[:20], 5, shuffle=True)), 8),
+    "noise": lambda make: Call(of_whole_passes(make(Call(lambda _: random.random(), 3), 2)), 8),
 }
 
 
@@ -74,14 +50,13 @@ def test_each_pass_is_another_one(loader_class, num_workers, kind):
 
 def test_what_a_sample_seeds_is_fixed(loader_class, num_workers):
     """As validation does that is to draw the same episodes in each epoch."""
+    read = of_kept_loaders(loader_class)
 
-    class Fixed(Episodes):
-        def __getitem__(self, index):
-            torch.manual_seed(index)
-            return super().__getitem__(index)
+    def fixed(index):
+        torch.manual_seed(index)
+        return read(index)
 
-    dataset = Fixed(lambda: loader_class(POOL, 5, shuffle=True), kept=True)
-    loader = loader_class(dataset, 4, num_workers=num_workers, collate_fn=list)
+    loader = loader_class(Call(fixed, 8), 4, num_workers=num_workers, collate_fn=list)
     epochs = [flat(loader) for _ in range(2)]
     assert epochs[0] == epochs[1]
     assert len(set(map(str, epochs[0]))) == 8

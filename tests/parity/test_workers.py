@@ -12,12 +12,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
-from tests.support.datasets import (
-    Call,
-    Noise,
-    Squares,
-    Stream,
-)
+from tests.support.datasets import Call, Noise, Squares, Stream
 from tests.support.samples import METHODS
 from tests.support.samples import uncollated as as_is
 from tests.support.tools import flat, is_oracle
@@ -41,11 +36,6 @@ class Rendezvous(Squares):
         self.begun[worker].set()
         assert self.begun[1 - worker].wait(30), "the other worker has begun nothing"
         return self.describe()
-
-    def part(self) -> None:
-        """Have workers that are started anew wait for each other, too."""
-        for event in self.begun:
-            event.clear()
 
 
 class CountingCalls(Squares):
@@ -171,24 +161,6 @@ def test_seeds_in_worker_init_fn_follow_the_generator(loader_class):
     assert run(42) != run(43)
 
 
-def test_the_torch_seed_of_a_sample_is_the_workers_own(loader_class):
-    """Torch seeds a worker once, ours for each batch: both numbers say so."""
-
-    def sample(index):
-        return torch.initial_seed() - get_worker_info().seed
-
-    assert flat(loader_class(Call(sample), num_workers=2)) == [0] * 10
-
-
-def test_non_persistent_workers_are_new_every_epoch(loader_class):
-    loader = two_workers(loader_class, os.getpid)
-    first = set(loader)
-    loader.dataset.part()
-    second = set(loader)
-    assert len(first) == len(second) == 2
-    assert not first & second
-
-
 def test_persistent_workers_live_across_epochs(loader_class):
     loader = two_workers(loader_class, os.getpid, persistent_workers=True)
     first = set(loader)
@@ -207,15 +179,6 @@ def test_the_state_of_a_workers_dataset(loader_class, persistent, second_epoch):
     assert flat(loader) == [1, 2, 3, 4]
     assert flat(loader) == second_epoch
     assert loader.dataset.calls == 0
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_persistent_workers_keep_the_dataset_they_started_with(loader_class, persistent):
-    data = [1, 2, 3]
-    loader = loader_class(data, num_workers=1, persistent_workers=persistent)
-    assert flat(loader) == [1, 2, 3]
-    data[:] = [7, 8, 9]
-    assert flat(loader) == ([1, 2, 3] if persistent else [7, 8, 9])
 
 
 @pytest.mark.skipif(

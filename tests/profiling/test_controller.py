@@ -1,7 +1,5 @@
 """``num_workers="auto"``: what is decided from measurements of some batches."""
 
-import random
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,24 +86,3 @@ def test_bounds_are_kept() -> None:
     setting = Controller(2).decide(LOAD._replace(spread=2.0), BOUNDS._replace(batches=10))
     assert setting.workers * setting.prefetch <= 10
     assert Controller(8).decide(LOAD._replace(workers=8), BOUNDS._replace(most=3)).workers == 3
-
-
-def test_any_load_has_a_decision() -> None:
-    dice = random.Random(0)
-
-    def number() -> float:
-        return dice.choice([0.0, 1e-9, 1e-4, 10 ** dice.uniform(-6, 2)])
-
-    for _ in range(300):
-        controller = Controller(dice.randint(1, 8))
-        bounds = BOUNDS._replace(most=dice.randint(1, 9))
-        for _ in range(6):
-            load = Load(
-                workers=controller.setting.workers, batches=dice.randint(1, 64),
-                worker=1e-9 + number(), processor=number(), queued=number(),
-                spread=min(number(), 5), step=1e-9 + number(), wait=number(),
-                remote=dice.choice([0.0, dice.random()]),
-            )  # fmt: skip
-            setting = controller.decide(load, bounds)
-            assert 1 <= setting.workers <= bounds.most
-            assert 1 <= setting.prefetch <= 6

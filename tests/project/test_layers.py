@@ -24,7 +24,9 @@ LIGHT = [
         "lit_loader.lightning.trainer_plugin": {"torch"},
         "lit_loader.hydra.schema, lit_loader.hydra.searchpath_plugin": {"torch"},
     },
-    {"lit_loader; lit_loader.DataLoader": WITH_FRAMEWORKS},
+    {"lit_loader; lit_loader.DataLoader([1]); lit_loader.RayWorkers()": {
+        *WITH_FRAMEWORKS, "ray", "cloudpickle", "lit_loader.remote.ray_engine",
+    }},
 ]  # fmt: skip
 """What is imported, and what does not come with it."""
 

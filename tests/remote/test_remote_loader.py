@@ -167,10 +167,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "silent": ({"silent_at": (3,), "patience": 1.5}, "is gone (no sign of life"),
     "relay": ({"kills_relay_at": (3,)}, "by SIGKILL. Another one was started, and nothing is lost"),
     "unreachable": ({"unreachable": 2, "patience": 1.0}, "no cluster of threads can be reached"),
-    "room": (
-        {"room": 1, "patience": 0.7},
-        "of 2 remote workers are up: see what the cluster has",
-    ),
+    "room": ({"room": 1, "patience": 0.7}, "of 2 remote workers are up: see what the cluster has"),
     "versions": ({"versions": {"numpy": "0.1"}}, "numpy 0.1 there, "),
 }
 
@@ -252,8 +249,7 @@ def test_without_a_cluster_and_workers_here_there_is_an_error(tmp_path: Path) ->
     with (
         loader_of(Drawn(), 0, 2, remote) as loader,
         pytest.raises(
-            LoaderError,
-            match="^lit_loader: remote workers: no cluster of threads can be reached",
+            LoaderError, match="^lit_loader: remote workers: no cluster of threads can be reached"
         ),
     ):
         next(iter(loader))
@@ -303,7 +299,7 @@ if __name__ == "__main__":
 def test_a_training_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    run_program(program, tmp_path, code=-signal.SIGKILL)
+    run_program(program, tmp_path, code=-signal.SIGKILL, forked=True)
     remote = ThreadWorkers(str(tmp_path))
     while not remote.count("left"):
         os.sched_yield()

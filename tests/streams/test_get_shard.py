@@ -1,9 +1,6 @@
 """`lit_loader.get_shard()` of a stream under torch's own loader, and advice on `num_shards`."""
 
-import textwrap
 import warnings
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +8,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
-from tests.support.programs import default_environment, start_program
+from tests.support.ranks import of_ranks
 from tests.support.samples import Counting, ints
 
 
@@ -33,50 +30,19 @@ def test_each_sample_of_a_mixture_comes_once() -> None:
         assert sorted(ints(loader(loader_class))) == list(range(24))
 
 
-RANKS = """
-    import sys
-    import torch.distributed
-    from torch.utils.data import DataLoader as TorchLoader
-    from lit_loader import DataLoader
-    from tests.support.samples import Counting, ints
-
-    if __name__ == "__main__":
-        rank, file, method = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{file}", rank=rank, world_size=2
-        )
-        for workers in (0, 2 if method == "fork" else 1):
-            options = {"multiprocessing_context": method} if workers else {}
-            for kind in (TorchLoader, DataLoader):
-                seen = [None, None]
-                mine = ints(kind(Counting(24), batch_size=2, num_workers=workers, **options))
-                torch.distributed.all_gather_object(seen, mine)
-                assert len(mine) == 12 and sorted(sum(seen, [])) == list(range(24)), seen
-        torch.distributed.destroy_process_group()
-"""
+def shares(rank: int, method: str) -> list[list[int]]:
+    found = []
+    for workers in (0, 2 if method == "fork" else 1):
+        options: Any = {"multiprocessing_context": method} if workers else {}
+        for kind in (TorchLoader, DataLoader):
+            found.append(ints(kind(Counting(24), batch_size=2, num_workers=workers, **options)))
+    return found
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_each_sample_comes_once_on_two_ranks(method: str, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(RANKS))
-    with ExitStack() as running:
-        ranks = [
-            running.enter_context(
-                start_program(
-                    program,
-                    rank,
-                    tmp_path / "job",
-                    method,
-                    forked=True,
-                    environment={**default_environment(), "RANK": str(rank), "WORLD_SIZE": "2"},
-                )
-            )
-            for rank in range(2)
-        ]
-        for process in ranks:
-            _, errors = process.communicate(timeout=200)
-            assert process.returncode == 0, errors
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_each_sample_comes_once_on_two_ranks(method: str) -> None:
+    for one, other in zip(*of_ranks(2, shares, method), strict=True):
+        assert len(one) == len(other) == 12 and sorted(one + other) == list(range(24))
 
 
 def test_a_merged_state_without_num_shards_names_it() -> None:

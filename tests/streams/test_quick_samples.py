@@ -1,6 +1,5 @@
 """Samples of a stream that come too quickly to be announced one by one are the same."""
 
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -57,15 +56,6 @@ def test_they_draw_what_slow_ones_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn().equal(drawn(200)) and drawn().equal(expected)
     monkeypatch.setattr(progress, "_QUICK", 10**9)  # whatever the machine is at
     assert drawn(10_000).equal(expected) and drawn(10_000, **forked).equal(expected)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
-@pytest.mark.parametrize("bad", [3, 333, 499])
-def test_an_error_says_at_which_sample(bad: int) -> None:
-    given = []
-    with pytest.raises(ValueError, match="unreadable") as caught:
-        given += DataLoader(Numbers(bad=bad), 32)
-    assert f"batch {bad // 32}, at sample {bad % 32}," in "".join(caught.value.__notes__)
 
 
 class OwnIterator(Bare, IterableDataset[int]):

@@ -5,9 +5,7 @@ that), and from a model of the rules, written down here once more.
 """
 
 import functools
-import json
-import re
-from pathlib import Path
+import signal
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ import pytest
 from lit_loader import LoaderError
 from tests.support import tail_ranks
 from tests.support.exact import digest
-from tests.support.programs import run_program
+from tests.support.ranks import of_ranks
 from tests.support.tail_ranks import SHARDS
 
 pytestmark = pytest.mark.timeout(300)  # several ranks, on few processors
@@ -83,10 +81,8 @@ def expected(kind: str, tail: str, _workers: int, stages: list[tuple[int, int | 
     ]
 
 
-def check(cases: list[Case], ranks: int, folder: Path) -> None:
-    program = Path(tail_ranks.__file__)
-    run_program(program, folder, ranks, json.dumps(cases), forked=True, timeout=280)
-    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+def check(cases: list[Case], ranks: int) -> None:
+    found = of_ranks(ranks, tail_ranks.run, cases)
     for number, each in enumerate(cases):
         for place, (taking, _) in enumerate(each[3]):
             got = [found[rank][number][place] for rank in range(taking)]
@@ -107,7 +103,7 @@ def test_the_model() -> None:
     assert lengths("pad", (4, 5), (2, None)) == [[5, 5, 5, 5], [7, 7]]
 
 
-def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
+def test_four_ranks_then_two_then_one() -> None:
     check(
         [
             ("both", "pad", 1, [(4, 6), (2, 3), (1, None)]),
@@ -118,14 +114,13 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
             ("generator", "pad", 1, [(2, 13), (2, None)]),
         ],
         4,
-        tmp_path,
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["generator", "iterator", "both"])
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_many_stages(kind: str, workers: int, tmp_path: Path) -> None:
+def test_many_stages(kind: str, workers: int) -> None:
     chains: list[list[tuple[int, int | None]]] = [
         [(4, None)],
         [(2, 1), (4, 1), (1, 3), (2, None)],
@@ -134,14 +129,14 @@ def test_many_stages(kind: str, workers: int, tmp_path: Path) -> None:
         [(4, 7), (4, 1), (2, 1), (4, None)],
         [(4, 4), (2, 1), (2, 4), (1, 2), (4, None)],
     ]
-    check([(kind, "pad", workers, chain) for chain in chains], 4, tmp_path)
+    check([(kind, "pad", workers, chain) for chain in chains], 4)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed(workers: int) -> None:
-    said = run_program(Path(tail_ranks.__file__), "killed", workers, forked=True)
-    assert re.search(r"^\d+ lit_loader: rank 1 did not report .*LL206", said, re.MULTILINE), said
-    assert said.endswith("[0, -9]\n")
+    said, code = of_ranks(2, tail_ranks.killed, workers)
+    assert "lit_loader: rank 1 did not report" in said and "LL206" in said
+    assert code == -signal.SIGKILL
 
 
 def test_one_process_alone() -> None:

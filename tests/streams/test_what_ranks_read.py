@@ -1,9 +1,7 @@
 """Ranks of a job that do not divide the data: which are told that they read the same."""
 
-import multiprocessing
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset, Subset
 
 from lit_loader import DataLoader
+from tests.support.ranks import of_ranks
 from tests.support.samples import Call, Counting
 
 pytestmark = pytest.mark.timeout(120)
@@ -46,10 +45,9 @@ class Files(Call):
         self.files = files
 
 
-def rank_main(rank: int, folder: Path, kinds: Any, pipe: Any) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/job", rank=rank, world_size=2)
+def are_told(rank: int, kinds: Any) -> list[bool]:
     found = []
-    for make in kinds:
+    for make in kinds.values():
         loader: TorchLoader[Any] = DataLoader(make(rank), 4)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -57,27 +55,13 @@ def rank_main(rank: int, folder: Path, kinds: Any, pipe: Any) -> None:
             dist.barrier()  # by now the other one has said what it reads
             list(loader)
         found.append(any("LL220" in str(each.message) for each in told))
-    pipe.send(found)
-    dist.barrier()
+    return found
 
 
-def told(kinds: Any, folder: Path) -> list[list[bool]]:
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(2)]
-    args = [(rank, folder, [*kinds.values()], pipes[rank][1]) for rank in range(2)]
-    ranks = [context.Process(target=rank_main, args=each) for each in args]
-    for each in ranks:
-        each.start()
-    found = [pipe.recv() for pipe, _ in pipes]
-    for each in ranks:
-        each.join()
-    return [[*pair] for pair in zip(*found, strict=True)]
-
-
-def test_ranks_that_read_all_of_the_data_are_told(tmp_path: Path) -> None:
+def test_ranks_that_read_all_of_the_data_are_told() -> None:
     """At least one of two is, that which comes later: nobody waits."""
-    assert all(map(any, told(WHOLE, tmp_path)))
+    assert all(map(any, zip(*of_ranks(2, are_told, WHOLE), strict=True)))
 
 
-def test_ranks_that_read_parts_are_not(tmp_path: Path) -> None:
-    assert told(PARTS, tmp_path) == [[False, False]] * len(PARTS)
+def test_ranks_that_read_parts_are_not() -> None:
+    assert of_ranks(2, are_told, PARTS) == [[False] * len(PARTS)] * 2

@@ -293,26 +293,6 @@ class Shares(IterableDataset[int]):
         return iter(self.shares[info.id])
 
 
-class Interval(IterableDataset[int]):
-    """``range(start, end)``; `split_interval` cuts it among the workers."""
-
-    def __init__(self, start: int, end: int) -> None:
-        self.start, self.end = start, end
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.start, self.end))
-
-
-def split_interval(worker_id: int) -> None:
-    """``worker_init_fn`` that configures the worker's own copy of an `Interval`."""
-    info = get_worker_info()
-    assert info is not None and info.id == worker_id
-    dataset = info.dataset
-    share = -(-(dataset.end - dataset.start) // info.num_workers)
-    dataset.start += worker_id * share
-    dataset.end = min(dataset.start + share, dataset.end)
-
-
 class CountingSampler:
     """``range(length)`` that remembers how many indices were drawn, and in which process."""
 

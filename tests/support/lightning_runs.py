@@ -71,10 +71,9 @@ class Noting(LightningModule):
         return [step.indices for step in self.steps if step.split == split]
 
     def _note(self, split: str, batch: Any, batch_idx: int, loader: int = 0) -> Tensor:
-        parts = {
-            dict: lambda: list(batch.values()),
-            list: lambda: batch,
-        }.get(type(batch), lambda: [batch])()
+        parts = {dict: lambda: list(batch.values()), list: lambda: batch}.get(
+            type(batch), lambda: [batch]
+        )()
         if self.trainer.sanity_checking:
             split = "sanity"
         indices = _indices(batch)

@@ -6,18 +6,16 @@ and what changes when somebody does what it says.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
-import lit_loader
 from lit_loader import DataLoader, LoaderStatistics
 
 CORES = len(os.sched_getaffinity(0))
@@ -36,38 +34,20 @@ sleep: Work = time.sleep
 
 @dataclass
 class Samples(Dataset[Any]):
-    """Each sample is a tensor of so many bytes, after so many seconds of work under a lock."""
+    """Each sample is a tensor of so many bytes, after so many seconds of work."""
 
     seconds: float = 0
     work: Work = sleep
     nbytes: int = 64
     length: int = 320
-    lock: Any = None
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Any:
-        if self.lock is not None:
-            with self.lock:
-                self.work(self.seconds)
-        elif self.seconds:
+        if self.seconds:
             self.work(self.seconds)
         return torch.zeros(self.nbytes, dtype=torch.uint8)
-
-
-class Stream(IterableDataset[Any]):
-    """The first worker has most of the samples, or all have equal shares."""
-
-    def __init__(self, equal: bool) -> None:
-        self.equal = equal
-
-    def __iter__(self) -> Iterator[Any]:
-        shard, shards = lit_loader.get_shard()
-        count = 240 // shards if self.equal else 240 - 10 * (shards - 1) if shard == 0 else 10
-        for _ in range(count):
-            sleep(0.004)
-            yield torch.zeros(8)
 
 
 class Hanging(Samples):
@@ -82,20 +62,6 @@ class Hanging(Samples):
             self.mark.touch()
             sleep(1000)
         return super().__getitem__(index)
-
-
-def arrived() -> None:
-    sleep(0.02)
-
-
-class LateToArrive:
-    def __reduce__(self) -> Any:
-        return arrived, ()
-
-
-def with_objects(samples: list[Any]) -> Any:
-    """Return a batch with an object that takes long on its way."""
-    return torch.stack(samples), LateToArrive()
 
 
 def slow_start(worker: int) -> None:
@@ -145,9 +111,7 @@ def run(program: Program) -> tuple[LoaderStatistics, float]:
 
 
 W1, W2, W4 = {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 4}
-THREADS = {"worker_method": "thread"}
 ITEM, STEP, SENDING = "reading samples, in __getitem__", "the training step", "sending batches"
-TENSORS = "return tensors or arrays"
 
 
 def programs(folder: Path) -> dict[str, Program]:
@@ -164,33 +128,10 @@ def programs(folder: Path) -> dict[str, Program]:
             Samples(5e-4, length=64), {**W1, "worker_init_fn": slow_start}, "the start",
             "loader.start() before you build the model", {"early": True}, step=0.01, build=0.5,
         ),
-        "no workers": Program(Samples(0.002), {}, ITEM, "set num_workers", W2),
         "samples sleep": Program(Samples(0.003), W2, ITEM, "raise num_workers, even", W4),
-        "samples sleep, and auto climbs": Program(
-            Samples(0.01), {"num_workers": "auto"}, ITEM, "let it run", {"epochs": 8},
-        ),
-        "samples sleep in threads of workers": Program(
-            Samples(0.02), {**W1, "read_threads": 4}, ITEM, "raise num_workers, even", W4,
-        ),
         "samples compute": Program(
             Samples(0.003, compute), W1, ITEM, "raise num_workers: there are",
             {"num_workers": CORES},
-        ),
-        "a lock": Program(
-            Samples(0.004, lock=multiprocessing.Lock()), W2, ITEM, "hold the lock for less time",
-            {"dataset": Samples(0.004)},
-        ),
-        "threads that hold the GIL": Program(
-            Samples(0.004, compute, length=240), {**W2, **THREADS}, ITEM,
-            "worker_method='multiprocessing'", {"worker_method": "multiprocessing"},
-        ),
-        "unequal shares": Program(
-            Stream(False), W4, "reading samples, in the stream's __iter__", "equal shares",
-            {"dataset": Stream(True)},
-        ),
-        "objects are unpickled": Program(
-            Samples(), {**W2, "collate_fn": with_objects}, SENDING, TENSORS,
-            {"collate_fn": None},
         ),
         "small batches": Program(
             Samples(length=16_000), W1, SENDING, "larger batches", {"batch_size": 64}

@@ -39,8 +39,7 @@ def start_program(
 
     ``options`` are Python's; further settings are ``Popen``'s. If ``forked``, the program runs in a
     fork of this process, which has imported already what takes seconds. A program about imports,
-    signals, or how an interpreter ends needs one of its own; so do ranks that start others, which
-    are to count alike what they have made.
+    signals, or how an interpreter ends needs one of its own.
     """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     settings = {**pipes, "start_new_session": True, **settings}
@@ -78,6 +77,11 @@ def _run_forked(
         sys.stdin, sys.stdout, sys.stderr = (
             os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", 1)
         )  # fmt: skip
+        # What is counted on every rank, and begins at 0 in those that are started later.
+        if module := sys.modules.get("lit_loader.streams.rank_store"):
+            module._counted.clear()
+        if module := sys.modules.get("lit_loader.lightning.rank_states"):
+            module.RankStates.fits = 0
         os.environ.clear()
         os.environ.update(environment)
         torch.set_num_threads(1)

@@ -56,23 +56,6 @@ class Call(OfLength):
         return self.function(index)
 
 
-class Noted(OfLength):
-    """Sample ``index`` is the index, and each reading of one is noted, in whatever process."""
-
-    def __init__(self, notes: Path, length: int) -> None:
-        super().__init__(length)
-        self._notes = notes
-
-    def __getitem__(self, index: int) -> int:
-        with open(self._notes, "a") as file:
-            file.write(f"{index}\n")
-        return index
-
-    def times(self) -> int:
-        """How many samples were read."""
-        return len(self._notes.read_text().split())
-
-
 Some = TypeVar("Some", bound=Sequence[Any])
 
 

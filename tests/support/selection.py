@@ -13,13 +13,12 @@ import pytest
 
 LONG: Final = (
     "data/test_collation.py::test_through_a_worker[[]spawn*",
-    "hydra/test_hydra_commands.py::test_submitit_launcher",
+    "hydra/test_hydra_commands.py::test_launchers[[]submitit*",
     "core/epoch/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
     "core/epoch/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
     "lightning/test_strategies.py::test_strategies[[]ddp_fork forkserver*",
     "lightning/test_strategies.py::test_strategies[[]ddp_notebook*",
     "node/test_shared_dataset.py::test_killed_at_any_instruction[[]*-while*",
-    "parity/test_batches.py::test_sharding_by_worker_init_fn[[]*spawn*",
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*persistent*-spawn*",
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*workers*-spawn*",
     "parity/test_workers.py::test_facts_by_start_method[[]*-spawn*",

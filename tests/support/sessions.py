@@ -16,11 +16,13 @@ launched: list[subprocess.Popen[str]] = []
 """What `end_all` ends: a test that fails leaves its program running."""
 
 
-def launch(source: str, folder: Path, *arguments: object) -> subprocess.Popen[str]:
+def launch(
+    source: str, folder: Path, *arguments: object, forked: bool = False
+) -> subprocess.Popen[str]:
     """Run a program with a folder and further arguments."""
     program = folder / "program.py"
     program.write_text(source)
-    process = start_program(program, folder, *arguments, stdin=subprocess.PIPE)
+    process = start_program(program, folder, *arguments, stdin=subprocess.PIPE, forked=forked)
     launched.append(process)
     return process
 

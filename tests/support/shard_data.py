@@ -43,7 +43,4 @@ class WithBothStates(Tagged, stateful_data.WithBothStates):
     pass
 
 
-KINDS: dict[str, Any] = {
-    "generator": Generator,
-    "iterator": WithIteratorState,
-}
+KINDS: dict[str, Any] = {"generator": Generator, "iterator": WithIteratorState}

@@ -1,22 +1,14 @@
-"""Run as a script: real ranks of a job go through a stream in stages, each of some ranks.
+"""Ranks go through a stream in stages, each of some ranks; or one is killed.
 
-Arguments: a folder, the number of ranks, and the cases as JSON: lists of the stream's kind, what
-becomes of its end, the workers, and its stages. A stage is the ranks that take part, and how many
-batches each takes (None: all there are); the next one goes on from there. What each rank was given
-goes to ``<folder>/<rank>.json``, by case and stage: its batches' reader and digest.
-
-With "killed" and the workers: two ranks, one of which is killed; the other says what it met.
+A case is a list of the stream's kind, what becomes of its end, the workers, and its stages. A
+stage is the ranks that take part, and how many batches each takes (None: all there are); the next
+one goes on from there.
 """
 
 import itertools
-import json
-import multiprocessing
 import os
 import signal
-import sys
-import warnings
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,50 +89,20 @@ def case(kind: str, tail: str, workers: int, stages: list[Any], rank: int) -> li
     return found
 
 
-def run(rank: int, port: int, ranks: int, folder: Path, cases: list[Any]) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=600))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    found = [case(*each, rank) for each in cases]
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
+def run(rank: int, cases: list[Any]) -> list[Any]:
+    """By case and stage: the reader and the digest of each batch that this rank was given."""
+    return [case(*each, rank) for each in cases]
 
 
-def killed(rank: int, port: int, workers: int) -> None:
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    store.set_timeout(timedelta(seconds=1))
+def killed(rank: int, workers: int) -> str:
+    """Be killed, if this is rank 1; or return what the other one is told."""
+    dist.distributed_c10d._get_default_store().set_timeout(timedelta(seconds=1))
+    said = ""
     with loader("iterator", "pad", workers, 2, rank) as batches:
-        steps = 0
         try:
             for steps, _ in enumerate(batches, 1):
                 if rank == 1 and steps == 2:
                     os.kill(os.getpid(), signal.SIGKILL)
         except LoaderError as error:
-            print(steps, error)
-
-
-def exit_codes(ranks: int, target: Any, *arguments: Any) -> list[int | None]:
-    """Run ``target(rank, the store's port, ...)`` in so many forks, to their ends."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("fork")
-    started = [
-        context.Process(target=target, args=(rank, store.port, *arguments)) for rank in range(ranks)
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join()
-    return [process.exitcode for process in started]
-
-
-def main(folder: Path, ranks: int, cases: list[Any]) -> None:
-    sys.exit(max(code or 0 for code in exit_codes(ranks, run, ranks, folder, cases)))
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "killed":
-        print(exit_codes(2, killed, int(sys.argv[2])))
-        sys.exit()
-    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))
+            said = str(error)
+    return said

@@ -188,14 +188,6 @@ def test_no_thread_is_left_by_break_garbage_or_close(data: Gate) -> None:
     assert [batch.tolist() for batch in DataLoader(data, 4, **THREADS)] == FOURS
 
 
-def test_start_makes_the_first_batches(data: Gate) -> None:
-    loader = DataLoader(data, 4, **THREADS)
-    loader.start()
-    assert data.reached.wait(60)
-    data.gate.set()
-    assert [batch.tolist() for batch in loader] == FOURS
-
-
 def test_resizes_while_it_runs() -> None:
     loader, found = DataLoader(Rows(), shuffle=True, seed=1, **THREADS), []
     for number, batch in enumerate(loader):
@@ -292,12 +284,7 @@ for batch in DataLoader(Call(sample, 100), 4, num_workers=2, worker_method="thre
 
 @pytest.mark.parametrize(
     ("number", "how", "code"),
-    [
-        (signal.SIGINT, "plain", -signal.SIGINT),
-        (signal.SIGTERM, "plain", -signal.SIGTERM),
-        (signal.SIGTERM, "handled", 7),
-        (None, "exits", 3),
-    ],
+    [(signal.SIGINT, "plain", -signal.SIGINT), (signal.SIGTERM, "handled", 7), (None, "exits", 3)],
 )
 def test_a_program_ends_while_a_thread_is_at_a_sample(
     number: Any, how: str, code: int, tmp_path: Path

@@ -25,12 +25,6 @@ def make(workers: int, *lengths: int) -> DataLoader[Any]:
     return DataLoader(SharedWithIteratorState(*lengths), 4, num_workers=workers, seed=7)
 
 
-def test_one_worker_gives_what_no_worker_gives() -> None:
-    plain = make(0, 14)
-    with make(1, 14) as loader:
-        assert [digests(loader) for _ in range(2)] == [digests(plain) for _ in range(2)]
-
-
 def test_another_number_of_workers_is_refused() -> None:
     with make(2, 12, 12) as loader:
         state = state_behind(loader, 1)

@@ -16,7 +16,7 @@ from lit_loader import DataLoader
 from lit_loader.core.executors.worker_pool import MOST_WORKERS
 from lit_loader.errors import OptionError, WorkerRestartWarning
 from tests.support.faults import Faults, Noisy, Strike, outcomes
-from tests.support.samples import Call, Counting, Noted, Rows, ints, pool_of, until, worker_pids
+from tests.support.samples import Call, Counting, Rows, ints, until, worker_pids
 from tests.support.tools import Gate, wait_gone
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
@@ -31,20 +31,6 @@ def noisy(num_workers: int, **options: Any) -> DataLoader[Any]:
 
 
 # The bytes ---------------------------------------------------------------------------------------
-
-
-def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
-    """Each sample is read once, whatever the number of workers becomes between two epochs."""
-
-    dataset = Noted(tmp_path / "read", 12)
-    with DataLoader(dataset, num_workers=2, persistent_workers=True, seed=1) as loader:
-        for number in (1, 3, 2):
-            assert ints(loader) == list(range(12))
-            loader.resize(number)
-        loader.resize(1, prefetch_factor=1)
-        assert ints(loader) == list(range(12))
-        # And of the next one as much as one worker is to.
-        until(lambda: dataset.times() == 4 * 12 + 1)
 
 
 # What comes about --------------------------------------------------------------------------------
@@ -226,14 +212,3 @@ def test_what_is_no_number(value: Any) -> None:
     with pytest.raises(OptionError, match="prefetch_factor"):
         loader.resize(1, prefetch_factor=0)
     assert loader.num_workers == 0
-
-
-def test_setting_the_option_counts_from_the_next_iterator_on() -> None:
-    with DataLoader(Call(int, 40), num_workers=2, persistent_workers=True) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        loader.num_workers = 1
-        assert len(ints(iterator)) == 39
-        assert pool_of(loader).num_workers == 2
-        assert ints(loader) == list(range(40))
-        assert pool_of(loader).num_workers == 1

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lit_loader.core.executors import worker_set
+from lit_loader.core.executors import worker_pool, worker_set
 from lit_loader.core.executors.executor import Outcome, WorkerDeath
 from lit_loader.core.executors.process_start import Links
 from lit_loader.core.executors.worker_pool import WorkerPool
@@ -296,8 +296,12 @@ class PoolMachine(RuleBasedStateMachine):
     def begin(self, num_workers: int, depth: int, turns: int = 0, processors: int = 3) -> None:
         self.num_workers, self.depth, self.turns = num_workers, depth, turns
         self.simulation = Simulation(turns)
-        self.starting = mock.patch.object(worker_set, "start_worker", self.simulation.start_worker)
-        self.starting.start()
+        self.patches = [
+            mock.patch.object(worker_set, "start_worker", self.simulation.start_worker),
+            mock.patch.object(worker_pool, "_MOMENT", 0.0),  # nobody takes a step meanwhile
+        ]
+        for each in self.patches:
+            each.start()
         with (
             mock.patch.multiple(
                 worker_set, Payload=mock.Mock(), usable_processors=lambda: processors
@@ -457,7 +461,8 @@ class PoolMachine(RuleBasedStateMachine):
         try:
             self._run_to_the_end()
         finally:
-            self.starting.stop()
+            for each in self.patches:
+                each.stop()
             self.held.clear()
             for worker in self.simulation.workers.values():
                 worker.process.kill()
@@ -467,7 +472,7 @@ class PoolMachine(RuleBasedStateMachine):
                 vars(worker).clear()
             vars(self.pool).clear()
             self.pool = None
-            del self.simulation, self.starting
+            del self.simulation, self.patches
 
     def _run_to_the_end(self) -> None:
         """Whatever has happened, workers that are left alone finish everything."""

@@ -273,29 +273,6 @@ STREAMS = pytest.mark.parametrize(
 
 
 @STREAMS
-@pytest.mark.parametrize("at", [2, 6])
-def test_a_reader_that_is_ahead_dies(
-    stream: type[Counting], at: int, gate: Gate, tmp_path: Path
-) -> None:
-    """What it had sent is not given out yet, since the other one, whose turn it is, is slow."""
-    mark = tmp_path / "mark"
-
-    def function(number: int) -> int:
-        if number == 3:  # the second reader's second
-            gate.wait()
-        if number == 2 * at and not mark.exists():
-            mark.touch()
-            FAULTS["SIGKILL"]()
-        if number == 2 * at:
-            gate.open()
-        return number
-
-    with told(1):
-        loader = DataLoader(stream(18, function), num_workers=2, prefetch_factor=8)
-        assert ints(loader) == list(range(18))
-
-
-@STREAMS
 @pytest.mark.parametrize("death", [3, 5])  # right behind the error, and later
 def test_an_error_that_was_given_out_is_not_given_out_again(
     stream: type[Counting], death: int, tmp_path: Path

@@ -41,35 +41,6 @@ pytestmark = [
 
 # Forks of the program ----------------------------------------------------------------------------
 
-PROGRAM = """
-import os
-import torch.utils.data
-import lit_loader
-
-class Levels:
-    level = 0
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return index, self.level, os.getppid()
-
-for loaders in torch.utils.data, lit_loader:
-    dataset = Levels()
-    loader = loaders.DataLoader(dataset, num_workers=2, multiprocessing_context="fork")
-    for dataset.level in range(3):
-        print([(int(i), int(level), int(parent) == os.getpid()) for i, level, parent in loader])
-"""
-
-
-def test_workers_are_the_program_s_children_as_with_torch(tmp_path: Path) -> None:
-    """They have what the program changes between its epochs."""
-    (program := tmp_path / "program.py").write_text(PROGRAM)
-    lines = run_program(program, forked=True).splitlines()
-    expected = [[(index, level, True) for index in range(4)] for level in range(3)]
-    assert lines == 2 * [*map(str, expected)]
-
 
 class Levels(OfLength):
     """What a program sets, which its workers have as it was when they were started."""

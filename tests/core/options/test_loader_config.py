@@ -169,8 +169,7 @@ def test_names_of_exceptions_become_classes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [("1GB", 10**9), ("4 GB", 4 * 10**9), ("1.5 mib", 3 << 19), ("12", 12)],
+    ("text", "nbytes"), [("1GB", 10**9), ("4 GB", 4 * 10**9), ("1.5 mib", 3 << 19), ("12", 12)]
 )
 def test_sizes_may_be_text(text: str, nbytes: int) -> None:
     assert CachedDataset(range(3), text).memory == nbytes

@@ -108,27 +108,6 @@ def test_epochs_of_other_integer_types_and_below_zero() -> None:
     assert batch.tolist() == order(-3)
 
 
-class Told(Call):
-    """Its samples are the epoch that it was told."""
-
-    told = 7
-
-    def set_epoch(self, epoch: int) -> None:
-        self.told = epoch
-
-    def __getitem__(self, index: int) -> int:
-        return self.told
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_dataset_is_told_an_epoch_below_zero(num_workers: int) -> None:
-    for epoch in (-1, -3, 2):
-        with DataLoader(Told(int, 2), 2, num_workers=num_workers) as loader:
-            loader.set_epoch(epoch)
-            [batch] = loader
-            assert batch.tolist() == [epoch, epoch]
-
-
 @pytest.mark.parametrize(
     ("former", "text"),
     [

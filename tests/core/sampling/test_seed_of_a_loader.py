@@ -79,15 +79,6 @@ def test_a_random_sampler_of_the_users_finds_it() -> None:
     assert batches(changed) == batches(made(7)) != batches(made(5))
 
 
-@pytest.mark.parametrize("copied", (copy.copy, copy.deepcopy))
-def test_a_copy_has_a_seed_of_its_own(copied: Any) -> None:
-    one = loader(seed=5)
-    other = copied(one)
-    other.seed = 7
-    assert batches(other) == batches(loader(seed=7))
-    assert batches(one) == batches(loader(seed=5))
-
-
 @pytest.mark.parametrize("copied", (copy.deepcopy, lambda one: one))
 def test_a_copy_with_exchanged_batches_goes_on_with_the_seed_of_a_state(copied: Any) -> None:
     """As timm's loaders exchange them."""
@@ -97,8 +88,3 @@ def test_a_copy_with_exchanged_batches_goes_on_with_the_seed_of_a_state(copied: 
     resumed.batch_sampler = BatchSampler(resumed.sampler, 4, False)
     resumed._DataLoader__initialized = True
     assert batches(loaded(resumed, state)) == batches(loader(seed=5))[2:]
-
-
-def test_what_is_no_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match="seed"):
-        loader().seed = -1

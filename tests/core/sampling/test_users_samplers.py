@@ -6,7 +6,6 @@ What a resume cannot bring back (a counter, a generator under another name) is s
 import itertools
 import math
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, StateError, merge_states
-from tests.support.exact import EveryOther, StatefulSampler, loaded, state_behind
+from tests.support.exact import StatefulSampler, loaded, state_behind
 from tests.support.samples import Call
 from tests.support.tools import lists
 
@@ -256,65 +255,6 @@ def test_cut_anywhere_and_resumed_it_is_the_same_training(kind: str, told_first:
         assert got == whole[given:], (epoch, number)
 
 
-class Interrupting:
-    """Samples that Ctrl-C interrupts, while it is told to."""
-
-    interrupts = False
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> int:
-        if self.interrupts:
-            raise KeyboardInterrupt
-        return index
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_a_resumed_epoch_whose_first_batch_is_interrupted(kind: str) -> None:
-    """The next next() returns it, also where the sampler was drawn from again by then."""
-    loader = loader_of(OTHERS[kind](), data=Interrupting())
-    lists(itertools.islice(loader, 2))
-    state = loader.state_dict()
-    expected = lists(loaded(loader_of(OTHERS[kind]()), state))
-    resumed: Any = loaded(loader_of(OTHERS[kind](), data=Interrupting()), state)
-    iterator = iter(resumed)
-    resumed.dataset.interrupts = True
-    with pytest.raises(KeyboardInterrupt):
-        next(iterator)
-    resumed.dataset.interrupts = False
-    assert lists(iterator) == expected
-
-
-def test_a_sampler_that_fails_is_asked_once_more_and_then_the_pass_is_over() -> None:
-    def order() -> Iterator[int]:
-        yield from range(2 * SIZE)
-        raise LookupError("broken")
-
-    iterator, found = iter(loader_of(Own(order))), []
-    for _ in range(2):
-        with pytest.raises(LookupError, match="broken"):
-            found += lists(iterator)
-            while True:
-                found.append(next(iterator).tolist())
-    assert next(iterator, None) is None
-
-
-@pytest.mark.parametrize("kind", ["permutation", "one by one"])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("given_out", [1, BATCHES])
-def test_a_generator_that_is_seeded_for_each_epoch(kind: str, workers: int, given_out: int) -> None:
-    """As in ``generator.manual_seed(epoch)``; the epoch before is left early, or at its end."""
-    sampler, theirs = KINDS[kind](), KINDS[kind]()
-    loader = loader_of(sampler, workers)
-    for epoch in range(3):
-        sampler.generator.manual_seed(100 + epoch)
-        theirs.generator.manual_seed(100 + epoch)
-        expected = list(BatchSampler(theirs, SIZE, drop_last=False))[:given_out]
-        iterator = iter(loader)
-        assert lists(next(iterator) for _ in range(given_out)) == expected
-
-
 def test_a_loaded_position_does_not_depend_on_what_the_program_seeds_at_its_start() -> None:
     loader = loader_of(InChunks(1))
     lists(loader)
@@ -370,28 +310,6 @@ def test_what_is_not_brought_back_is_said(kind: Any) -> None:
         assert len(list(resumed)) == BATCHES - 2
 
 
-def test_draws_with_another_batch_size_are_told() -> None:
-    state = state_behind(DataLoader(DATA, 2, sampler=EveryOther(LENGTH), seed=1), 3)
-    resumed = loaded(DataLoader(DATA, 6, sampler=EveryOther(LENGTH), seed=1), state)
-    with pytest.warns(UserWarning, match="LL319"):
-        list(resumed)
-
-
-@pytest.mark.parametrize("kind", [SeededByEpoch, SeedsItsGenerator, Prebuilt])
-def test_another_epoch_that_is_set_after_a_resume_gives_the_loaded_one_up(kind: Any) -> None:
-    loader = loader_of(kind())
-    loader.set_epoch(3)
-    state = state_behind(loader, 3)
-    resumed = loaded(loader_of(kind()), state)
-    resumed.set_epoch(3)
-    assert len(lists(resumed)) == 1
-    other, whole = loaded(loader_of(kind()), state), kind()
-    other.set_epoch(5)
-    whole.set_epoch(5)
-    with pytest.warns(UserWarning, match=r"set_epoch\(5\) gives up .*LL325"):
-        assert lists(other) == lists(torchs(whole))
-
-
 @pytest.mark.parametrize("damage", [b"x", 3, [], {}])
 def test_a_damaged_generator_is_refused(damage: Any) -> None:
     state = state_behind(loader_of(InChunks()), 2)
@@ -412,19 +330,3 @@ def test_states_of_ranks_whose_sampler_takes_its_share_are_merged(batches: int |
         states.append(loader.state_dict())
     merged = merge_states(states)
     assert (merged["epoch"], merged["batches"]) == ((1, 1) if batches else (2, 0))
-
-
-@pytest.mark.parametrize("shown", ["sampler", "batch_sampler"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loaders_sampler_shuffles_anew_in_torchs_loader(shown: str, workers: int) -> None:
-    loader = DataLoader(DATA, 2, shuffle=True, seed=1)
-    found = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        rebuilt = TorchLoader(DATA, num_workers=workers, **{shown: getattr(loader, shown)})
-        size = 2 if shown == "batch_sampler" else 1
-        for each in (rebuilt, TorchLoader(DATA, size, shuffle=True, num_workers=workers)):
-            torch.manual_seed(5)
-            found.append([lists(each) for _ in range(3)])
-    assert found[0] == found[1]
-    assert len(set(map(str, found[0]))) == 3

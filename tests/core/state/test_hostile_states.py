@@ -12,11 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import (
-    RandomSampler,
-    Sampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
 
 from lit_loader import (
     DataLoader,

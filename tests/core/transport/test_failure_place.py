@@ -61,16 +61,7 @@ NINE = "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]"
         (Call(float), {"batch_size": None, "sampler": ["a"]}, "batch 0, index 'a'"),
         (Call(int, 40), {"collate_fn": refuse_9, "batch_size": 40}, MANY),
     ],
-    ids=[
-        "alone",
-        "tolerant",
-        "one by one",
-        "together",
-        "collated",
-        "unbatched",
-        "key",
-        "many",
-    ],
+    ids=["alone", "tolerant", "one by one", "together", "collated", "unbatched", "key", "many"],
 )
 def test_the_sample_is_named(dataset: Any, options: Any, expected: str, num_workers: int) -> None:
     assert told(DataLoader(dataset, num_workers=num_workers, **{"batch_size": 4, **options})) == (

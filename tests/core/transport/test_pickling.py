@@ -117,10 +117,7 @@ def test_functions_and_classes_that_no_worker_can_import() -> None:
         seen[worker] = 10 + worker
 
     batches = give(
-        Call(every, 3),
-        num_workers=2,
-        worker_init_fn=begin,
-        collate_fn=lambda samples: samples[0],
+        Call(every, 3), num_workers=2, worker_init_fn=begin, collate_fn=lambda samples: samples[0]
     )
     assert batches == [[index + 1] * len(functions) for index in range(3)]
     assert list(seen) == [10, 11]
