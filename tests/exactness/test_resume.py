@@ -98,6 +98,23 @@ def test_a_samplers_generator_moves_as_far_as_with_torch(
     assert found[0] == found[1]
 
 
+def test_the_epoch_after_a_state_of_an_epochs_last_batch() -> None:
+    """As Lightning resumes: the sampler's last draw comes after its last index."""
+
+    def make() -> Any:
+        sampler = RandomSampler(range(24), generator=torch.Generator().manual_seed(8))
+        return DataLoader(range(24), 4, sampler=sampler)
+
+    whole, stopped, resumed = make(), make(), make()
+    passes = [[batch.tolist() for batch in whole] for _ in range(3)]
+    iterator = iter(stopped)
+    for _ in range(6):
+        next(iterator)
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.set_epoch(1)
+    assert [[batch.tolist() for batch in resumed] for _ in range(2)] == passes[1:]
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_resuming_is_as_fast_at_the_end_as_at_the_start(shuffle: bool) -> None:
     def seconds(share: float) -> float:
