@@ -132,13 +132,17 @@ class _AddOns(Seams):
     stream_tasks = _from("streams.stream_tasks", "StreamTasks")
     end_policy = _from("streams.uneven_ranks", "tail_of", when=_is_divided_stream)
     reader_states = _from("streams.reader_states")
-    name_in_job = _from("streams.rank_store", "Name")
     words = _from("streams.advice")
     executor = _from("threads.thread_executor", "ThreadExecutor", when=_has_threads)
     torch_habits = _from("compat.torch_iterator")
     stall = _from("diagnostics.stall", "stall_of")
     explain = _from("diagnostics.death_messages", "explain")
     fewer_workers = _from("diagnostics.death_messages", "fewer_workers")
+
+    def name_in_job(self, kind: str) -> Any:  # written out, because a loader pickles this method
+        from lit_loader.streams.rank_store import Name
+
+        return Name(kind)
 
     def spec_parts(self, core: LoaderCore) -> dict[str, Any]:
         loader, distributed = core.loader, torch.distributed
