@@ -40,7 +40,7 @@ from torch.utils.data import (
 
 from lit_loader.core.sampling.batch_plan import BatchPlan, generator_of
 from lit_loader.core.sampling.orders import ComputedOrder
-from lit_loader.core.seeding.borrowed_rng import BorrowedRng, Draws
+from lit_loader.core.seeding.borrowed_rng import BorrowedRng, draws_of
 from lit_loader.core.seeding.seeds import extend
 from lit_loader.core.state.position import PassPosition, Position
 from lit_loader.core.state.sampler_state import (
@@ -73,7 +73,8 @@ class SamplerBatches:
     computed = False
 
     def __init__(self, plan: BatchPlan, place: Position, resumed: bool) -> None:
-        self._plan, self._epoch, self._draws = plan, place.epoch, Draws()
+        self._plan, self._epoch = plan, place.epoch
+        self._draws = draws_of(plan.source, None)
         self._seed = extend(place.order_seed, _SAMPLER_STREAM)
         self._group_size = plan.size * plan.shard.num_replicas
         # In the middle of a pass striped ranks must know its first items, to pad its end.
@@ -234,10 +235,16 @@ class SamplerBatches:
             self.at_start = {GENERATOR: self._generator}
 
     def _lent(self, draw: Callable[[], _T]) -> _T:
-        """Seed the global generators for a batch of the sampler, and restore them."""
-        if self._is_still:
+        """Seed the global generators for a batch of the sampler, and restore them.
+
+        Many draw their order when they begin, and nothing after it: then all generators are lent,
+        and after it those that a batch was seen to draw from.
+        """
+        draws, begins = self._draws, not self._groups
+        if self._is_still or not (begins or draws.drawn or draws.is_due):
+            draws.batches += not begins
             return draw()
-        with BorrowedRng(self._draws, watched=self._draws.is_due) as rng:
+        with BorrowedRng(draws, always=begins, watched=not begins and draws.is_due) as rng:
             rng.seed(extend(self._seed, self._groups) >> 1)
             return draw()
 
