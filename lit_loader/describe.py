@@ -178,10 +178,13 @@ def _attributes(value: Any) -> Iterator[tuple[str, object]]:
 
 
 def annotate(error: Exception, note: str) -> None:
-    """Add a line to what is shown of an exception; where Python cannot (before 3.11), log it."""
-    if sys.version_info >= (3, 11):
-        # An exception may refuse new attributes (a frozen dataclass): it comes as it is then.
-        with contextlib.suppress(Exception):
+    """Add a line to what is shown of an exception; before Python 3.11, which shows none, log it."""
+    # An exception may refuse new attributes (a frozen dataclass): it comes as it is then.
+    with contextlib.suppress(Exception):
+        if sys.version_info >= (3, 11):
             error.add_note(note)
-    else:
+        else:
+            notes = [*getattr(error, "__notes__", ()), note]
+            error.__notes__ = notes  # type: ignore[attr-defined]  # as PEP 678 has it
+    if sys.version_info < (3, 11):
         logging.getLogger("lit_loader").warning("%s: %s", type(error).__name__, note)

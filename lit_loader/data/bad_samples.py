@@ -286,8 +286,8 @@ class BadSamples:
     retry: Retry
     limit: int | None = None  # the loader's max_sample_errors
 
-    map_fetcher: ClassVar = TolerantMapFetcher
-    stream: ClassVar = GoodSamples
+    map_fetcher: ClassVar[type[TolerantMapFetcher]] = TolerantMapFetcher
+    stream: ClassVar[type[GoodSamples]] = GoodSamples
 
     def attempts(self, before: Callable[[int], object]) -> Attempts:
         """Return what reads single samples, see `Attempts`."""

@@ -91,8 +91,8 @@ class BalancedBatchSampler(ByLength):
         [[9, 1]]
     """
 
-    numbers: ClassVar = "fui"
-    group_option: ClassVar = "group"
+    numbers: ClassVar[str] = "fui"
+    group_option: ClassVar[str] = "group"
 
     @known_keywords
     def __init__(

@@ -55,9 +55,9 @@ class ByLength(EpochOrder, Sampler[list[int]]):
     """
 
     of_batches = True
-    numbers: ClassVar = "ui"
+    numbers: ClassVar[str] = "ui"
     """NumPy's letters for the dtypes that lengths may have."""
-    group_option: ClassVar = "num_replicas"
+    group_option: ClassVar[str] = "num_replicas"
     """The argument that sets `group`."""
 
     def __init__(

@@ -113,7 +113,7 @@ class CachedDataset(Dataset[T_co]):
         CachedDataset(range, 4 of 100 samples in 0.0 of 1.0 MB)
     """
 
-    shared_by_readers: ClassVar = ("_store", "_folder")
+    shared_by_readers: ClassVar[tuple[str, ...]] = ("_store", "_folder")
     """See `streams/copies.py`: samples do not depend on who has made them."""
 
     def __init__(

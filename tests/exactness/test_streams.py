@@ -69,7 +69,8 @@ class OfNodes(IterableDataset[int]):
     state: Any = None
 
     def __iter__(self) -> Iterator[int]:
-        nodes = pytest.importorskip("torchdata.nodes")
+        import torchdata.nodes as nodes
+
         node = nodes.Batcher(nodes.IterableWrapper([*numbers()]), 2, drop_last=False)
         self.nodes = nodes.Loader(nodes.Prefetcher(node, 3))
         if self.state is not None:
@@ -89,6 +90,11 @@ class Case(NamedTuple):
 
     make: Callable[[], Any]
     options: dict[str, Any] = {}  # noqa: RUF012
+
+
+def of_nodes() -> OfNodes:
+    pytest.importorskip("torchdata.nodes")
+    return OfNodes()
 
 
 def mixture(*sources: Any, **options: Any) -> MixtureStream:
@@ -120,7 +126,7 @@ CASES: dict[str, Case] = {
     "Hugging Face": Case(hugging_face),
     "Hugging Face, shuffled": Case(lambda: hugging_face(5)),
     "WebDataset": Case(lambda: webdataset(rng=random.Random(0))),
-    "torchdata nodes": Case(OfNodes),
+    "torchdata nodes": Case(of_nodes),
 }
 THREADED = "torchdata nodes"
 

@@ -83,7 +83,7 @@ PROGRAM = """
         assert isinstance(loader, library.DataLoader)
         assert [len(x) for x, in loader] == [4, 4, 2]
 
-    if before and importlib.util.find_spec("torchdata.stateful_dataloader"):
+    if before and importlib.util.find_spec("torchdata"):
         warnings.filterwarnings("ignore", "'set_vital' is deprecated")
         from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -57,8 +57,10 @@ class Asking(Drawing):
 
     def __getitem__(self, index: int) -> list[float]:
         info: Any = get_worker_info()
-        own, seed = info.rng, torch.initial_seed()
+        own, seed = getattr(info, "rng", None), torch.initial_seed()
         assert info.seed == seed
+        if own is None:  # before torch 2.9
+            return [*super().__getitem__(index), seed % 2**31]
         drawn = [own.random_generator.random(), own.numpy_generator.random(), seed % 2**31]
         return [*super().__getitem__(index), *drawn, torch.rand((), generator=own.torch_generator)]
 
