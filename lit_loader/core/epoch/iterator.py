@@ -40,6 +40,7 @@ from lit_loader.errors import LoaderError, WorkerRestartWarning
 
 if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
     from lit_loader.core.epoch.loader_core import LoaderCore
+    from lit_loader.core.epoch.seams import DeviceCopier, EndPolicy, Pinner, PinThread, SampleLog
     from lit_loader.core.executors.pool_executor import Healer
 
 import numpy as np
@@ -123,24 +124,24 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         superseded: Whether another iterator has got its workers.
     """
 
-    def __init__(self, core: LoaderCore, drawn: int | None, here: bool, pin: Any) -> None:
+    def __init__(self, core: LoaderCore, drawn: int | None, here: bool, pin: Pinner | None) -> None:
         self._core, self.drawn = core, drawn
         self._data_loader = loader = core.loader  # which lives as long as it is iterated
         self._here, self._pin, self._pid = here, pin, core.pid
-        self._sample_errors: Any = None
+        self._sample_errors: SampleLog | None = None
         self.made: Pass | None = None
         self._tasks: PassTasks | None = None
         self._ahead = NextEpochTasks(None, None)
         self._executor: Executor | None = None
-        self._thread: Any = None
+        self._thread: PinThread | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        self._tail: Any = None
+        self._tail: EndPolicy | None = None
         self._draws = here  # whether other threads wait for a turn at the generators
         self._ended = self._closed = self.superseded = False
         # Readers, each of which gives its own in order; 0: whichever batch comes first. With
         # ``in_order`` there is one line.
         self._lines = 1 if loader.in_order or here else core.readers
-        self._copy: Any = None if here else core.seams.device_copy(core)
+        self._copy: DeviceCopier | None = None if here else core.seams.device_copy(core)
         self._limits = loader.max_worker_restarts, loader.timeout or None
         self._healer: Healer | None = None  # made for the first workers
         self._restarts_noted = 0
@@ -351,7 +352,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         elif timings.slowest:
             timings.slowest_index = _item(task.indices, timings.slowest_at)
         if self._copy is not None:
-            batch = self._on_device(executor, tasks, batch)
+            batch = self._on_device(self._copy, executor, tasks, batch)
         given = time.monotonic_ns()
         timings.epoch, timings.number, timings.asked = task.epoch, task.number & POSITION, began
         timings.wait = given - began
@@ -372,9 +373,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             core.passes.consider(made)
         return batch  # type: ignore[no-any-return]
 
-    def _on_device(self, executor: Executor, tasks: PassTasks, batch: Any) -> Any:
+    def _on_device(
+        self, copier: DeviceCopier, executor: Executor, tasks: PassTasks, batch: Any
+    ) -> Any:
         """Return the batch on the device; before that, queue the copy of the next one."""
-        staged, thread, arrived = self._copy.stage(batch), self._thread, self._ahead.arrived
+        staged, thread, arrived = copier.stage(batch), self._thread, self._ahead.arrived
         due = next((number for number in tasks.tasks if number != tasks.given), None)
         while due is not None and due not in arrived:
             came = executor.receive(0.0) if thread is None else thread.take_at_once()
@@ -389,8 +392,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             following.unpack()
             omitted = following.made is not None and following.made.omitted
             if not (following.error or following.ended or omitted):
-                following.batch = self._copy.stage(following.batch)
-        return self._copy.take(staged)
+                following.batch = copier.stage(following.batch)
+        return copier.take(staged)
 
     # --- the executor: acquired, lost, given back ---
 
@@ -501,7 +504,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return self._healer
 
     @property
-    def sample_errors(self) -> Any:
+    def sample_errors(self) -> SampleLog:
         """The samples of the epoch that could not be read, so far."""
         if self._sample_errors is None:
             self._sample_errors = self._core.seams.sample_errors(self._core)
@@ -596,7 +599,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         super()._shutdown_workers()
 
 
-def _pinning(executor: Executor, pin: Any) -> Any:
+def _pinning(executor: Executor, pin: Pinner) -> PinThread:
     """Begin to receive, unpack and pin in a thread, which does not hold the iterator."""
 
     def pinned(outcome: Outcome) -> Outcome:
@@ -612,7 +615,7 @@ def _give_back(
     tasks: PassTasks,
     ahead: NextEpochTasks,
     executor: Executor,
-    thread: Any,
+    thread: PinThread | None,
     *,
     reusable: bool = True,
     unnoticed: bool = False,

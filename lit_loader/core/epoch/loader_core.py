@@ -33,7 +33,7 @@ from lit_loader.core.batch.progress import WINDOW, BatchLog, Timings
 from lit_loader.core.epoch.iterator import LoaderIterator, run_patches
 from lit_loader.core.epoch.pass_tasks import NextEpochTasks
 from lit_loader.core.epoch.passes import Pass, Passes, PassOptions
-from lit_loader.core.epoch.seams import Seams
+from lit_loader.core.epoch.seams import AutoNumber, Seams
 from lit_loader.core.epoch.worker_keeper import WorkerKeeper
 from lit_loader.core.executors.executor import MOST_WORKERS, Workers
 from lit_loader.core.options.checks import check_dataset
@@ -95,7 +95,7 @@ class LoaderCore:
         self._planned_for = _UNPLANNED
         self.passes = Passes(seeds)
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
-        self.auto: Any = None  # with ``num_workers="auto"``
+        self.auto: AutoNumber | None = None  # with ``num_workers="auto"``
         self._warnings_given: set[str] = set()
         self._has_drawn = False  # whether an iterator was made: see `_numbers_to_draw`
         self._drawn_last = 0  # numbers that the last iterator has drawn
@@ -106,7 +106,7 @@ class LoaderCore:
         self._loader = weakref.ref(loader)
         self._lock, self.pid = threading.RLock(), os.getpid()
         self.keeper = WorkerKeeper(self)
-        self.options: Any = None  # of the iterator made last
+        self.options: PassOptions  # of the iterator made last
         self.of_process: dict[str, Any] = {}  # what add-ons keep, by their names
         # What `start` has begun, and what was before it.
         self._started: tuple[LoaderIterator[Any], Passes, int | None] | None = None

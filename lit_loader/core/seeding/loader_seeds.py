@@ -27,11 +27,22 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class NameInJob(Protocol):
+    """What a loader is known by among the ranks that share its data."""
+
+    @property
+    def is_in_job(self) -> bool:
+        """Whether there is a ``torch.distributed`` job, so that ranks can tell each other."""
+
+    def first_rank(self, numbers: list[int]) -> list[int]:
+        """Return rank 0's numbers, on each rank."""
 
 
 class LoaderSeeds:
@@ -46,14 +57,14 @@ class LoaderSeeds:
         seed: int | None,
         generator: torch.Generator | None,
         replicas: int,
-        name_in_job: Callable[[], Any],
+        name_in_job: Callable[[], NameInJob],
     ) -> None:
         self.seed, self.generator = seed, generator
         self.replicas = replicas
         self._base: int | None = None  # what the ranks share, once it is known
         self._name_in_job = name_in_job
         # Counted among the loaders that share data: each rank may have others, too.
-        self._name: Any = name_in_job() if replicas > 1 else None
+        self._name = name_in_job() if replicas > 1 else None
         self.own_order = False  # whether a distributed sampler of the user's decides the order
 
     def of_ranks(self, replicas: int, own_order: bool = True) -> None:
@@ -97,9 +108,12 @@ class LoaderSeeds:
         return self._base
 
     def _shared(self, drawn: int | None, held: dict[str, int]) -> int | None:
-        if self._name.is_in_job:
+        name = self._name
+        assert name is not None
+        if name.is_in_job:
             own = self.draw(1) if drawn is None else drawn
-            base, *numbers = self._name.first_rank([own, *held.values()])
+            assert own is not None
+            base, *numbers = name.first_rank([own, *held.values()])
             if len(numbers) == len(held):
                 held.update(zip(held, numbers, strict=True))
             return int(base)
@@ -119,7 +133,7 @@ class LoaderSeeds:
             or self.generator is not None
             or os.environ.get("PL_GLOBAL_SEED")
             or self._base is not None
-            or self._name.is_in_job
+            or (self._name is not None and self._name.is_in_job)
         )
 
     def adopt(self, base: int | None) -> None:
