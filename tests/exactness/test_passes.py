@@ -1,6 +1,7 @@
 """Passes: what repeats and what does not, next to torch's loader; and what a resume continues."""
 
 import random
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -332,6 +333,37 @@ def test_load_state_dict_while_an_iterator_is_in_use(make: Any) -> None:
     next(running)
     assert loader.position == (1, 2)
     assert len(list(loader)) == 2
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_a_batch_that_another_thread_builds_changes_no_pass(method: str) -> None:
+    """A thread iterates a loader without workers while this one begins passes of its own."""
+    blocked, proceed = threading.Event(), threading.Event()
+
+    def wait(index: int) -> int:
+        blocked.set()
+        assert proceed.wait(60)
+        return index
+
+    options: dict[str, Any] = {"num_workers": 2, "worker_method": method, "seed": 3}
+    loader = DataLoader(Call(int, N), 4, shuffle=True, **options)
+    expected = [torch.cat([*loader]).tolist() for _ in range(3)]
+    loader = DataLoader(Call(int, N), 4, shuffle=True, **options)
+    assert torch.cat([*loader]).tolist() == expected[0]
+    other = threading.Thread(target=lambda: [*DataLoader(Call(wait, 2), 1)])
+    other.start()
+    try:
+        assert blocked.wait(60)
+        assert torch.cat([*loader]).tolist() == expected[1]
+        iterator = iter(loader)
+        first = [next(iterator), next(iterator)]
+        state = loader.state_dict()
+        del iterator
+        loader.load_state_dict(state)
+        assert torch.cat([*first, *loader]).tolist() == expected[2]
+    finally:
+        proceed.set()
+        other.join()
 
 
 def test_a_peek_that_uses_up_the_loaded_position_is_reported(make: Any) -> None:

@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch.distributed
 
-from lit_loader.context import reading
+from lit_loader.context import reading, reading_apart
 from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
+from lit_loader.core.seeding import loader_seeds
 from lit_loader.core.seeding.held_generators import Found, own_seeds
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.seeding.seeds import UNTOLD, PassSeeds, derive
@@ -224,7 +225,7 @@ class Passes:
         makes the position that the iterator keeps. ``tells``: living workers have copies of the
         dataset, which are to be told the epoch.
         """
-        if reading().maker is not None:
+        if _is_nested():
             # Within a sample of another loader: what comes follows from that sample alone, and not
             # from the passes that this process has made before.
             self._next, self.current, self._own = 0, None, {}
@@ -396,7 +397,7 @@ class Passes:
     @property
     def _is_seeded(self) -> bool:
         """Whether the pass's seed takes the place of held generators' own ones."""
-        return self.seeds.seed is not None or reading().maker is not None
+        return self.seeds.seed is not None or _is_nested()
 
     def _own_seeds(self, found: list[tuple[str, Any]]) -> dict[str, int]:
         known, loaded = self._own, self._loaded
@@ -461,6 +462,18 @@ class Passes:
                     "set. Call loader.set_epoch(epoch) before each pass, as with torch's "
                     "DistributedSampler [LL307]"
                 )
+
+
+def _is_nested() -> bool:
+    """Whether a sample of another loader, which this thread is building, iterates this one.
+
+    Without workers a batch is built for the whole process, as far as a thread that a sample has
+    started can tell. So whether it is built by this thread is known by the lock.
+    """
+    if reading().maker is None:
+        return False
+    # reach: python: as threading.Condition asks an RLock
+    return reading_apart() is not None or loader_seeds.lock._is_owned()
 
 
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
