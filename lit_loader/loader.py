@@ -43,6 +43,7 @@ from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.options.checks import known_keywords
 from lit_loader.core.options.loader_config import (
     AT_FIRST,
+    DEFAULTS,
     FIXED,
     LoaderConfig,
     Retry,
@@ -293,6 +294,10 @@ def _share(sampler: Any, shard: Any) -> Any:
     return shard_items(sampler, shard)
 
 
+def _context(chosen: str | BaseContext | None) -> BaseContext | None:
+    return multiprocessing.get_context(chosen) if isinstance(chosen, str) else chosen
+
+
 def _in_lightning() -> bool:
     return bool(_loaded("lightning.pytorch") or _loaded("pytorch_lightning"))
 
@@ -483,17 +488,14 @@ class DataLoader(_TorchLoader[T_co]):
             from lit_loader.streams.datapipes import set_shuffle
 
             shuffle = None if set_shuffle(dataset, shuffle) else shuffle
-        options = locals()
-        config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
-        config = config.with_ranks()
+        given = locals()
+        options = {n: given[n] for n, default in DEFAULTS.items() if given[n] is not default}
+        config = LoaderConfig(**options).with_ranks()
         if iterable:
             from lit_loader.streams.advice import check_split_once
 
             check_split_once(dataset, config)
-        if iterable or config.num_shards is not None:
-            from lit_loader.core.options.stream_options import check_kind
-
-            check_kind(config, iterable)
+        config.check_kind(iterable)
         if config.remote is not None:
             config.remote.check_installed()
         config = config.with_samplers_for(dataset)
@@ -523,10 +525,12 @@ class DataLoader(_TorchLoader[T_co]):
             shown["collate_fn"] = torch_default_convert if plain else default_collate
         # reach: torch: programs look at _dataset_kind
         shown["_dataset_kind"] = _DatasetKind.Iterable if iterable else _DatasetKind.Map
-        own = type(self).__setattr__ is DataLoader.__setattr__
-        put = object.__setattr__ if own else setattr  # a subclass may see to them
-        for name, value in shown.items():
-            put(self, name, value)
+        if type(self) is DataLoader:
+            shown["_context"] = _context(shown.pop("multiprocessing_context"))
+            vars(self).update(shown)
+        else:  # a subclass may see to them
+            for name, value in shown.items():
+                setattr(self, name, value)
         self._core = LoaderCore(self, seeds, replica, config.num_shards, seams)
         if config.num_workers == "auto":
             self._core.set_auto(True)
@@ -546,7 +550,7 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
         super().__setattr__(name, value)
-        if name in LoaderConfig.__dataclass_fields__:
+        if name in DEFAULTS:
             self._core.forget_start()
             if name in ("seed", "generator"):
                 setattr(self._core.seeds, name, value)
@@ -605,8 +609,7 @@ class DataLoader(_TorchLoader[T_co]):
     def multiprocessing_context(self, value: str | BaseContext | None) -> None:
         if value is not None:
             LoaderConfig(num_workers=self.num_workers, multiprocessing_context=value)
-        context = multiprocessing.get_context(value) if isinstance(value, str) else value
-        self.__dict__["_context"] = context  # past __setattr__, which was called for the property
+        self.__dict__["_context"] = _context(value)  # past __setattr__, which calls this
 
     def _copy_ahead(self, device: torch.device, move: Move) -> None:
         """Copy each batch to a CUDA device while the step uses the one before.
