@@ -192,9 +192,14 @@ positive = functools.partial(whole_number, low=1)
 
 
 def or_auto(low: int, below: float = math.inf) -> Callable[[str, Any], Any]:
-    """Return the check of a whole number, or "auto"."""
+    """Return the check of a whole number, or "auto".
+
+    The number may be text, of an environment variable, say: Hydra does not convert it.
+    """
 
     def check(name: str, value: Any) -> Any:
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)
         if not isinstance(value, str):
             return whole_number(name, value, low, below)
         return one_of(name, value, ["auto"], f"a whole number of at least {low}, or 'auto'")

@@ -93,6 +93,8 @@ Seeding: TypeAlias = Literal["batch", "sample"]
 WorkerMethod: TypeAlias = Literal["multiprocessing", "thread"]
 UnevenRanks: TypeAlias = Literal["pad", "drop", "keep"]
 
+_PLAIN: Final = (int, float, str)
+
 FIXED: Final = (
     *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
     *("remote", "worker_method"),
@@ -170,8 +172,8 @@ class LoaderConfig:
         """Yield those of these options that differ from their defaults."""
         for name in names:
             value, default = getattr(self, name), DEFAULTS[name]
-            plain = isinstance(value, (int, float, str))  # an array would be compared by element
-            if value is not default and not (plain and value == default):
+            # An array would be compared by element.
+            if value is not default and not (isinstance(value, _PLAIN) and value == default):
                 yield name
 
     def _refuse(self, conflicts: Iterator[tuple[str, ...]]) -> None:
@@ -327,17 +329,6 @@ class LoaderConfig:
                     )
         if options.get("sampler") is not None or options.get("batch_sampler") is not None:
             options.pop("shuffle", None)
-        return cls._of_text(options)
-
-    @classmethod
-    def _of_text(cls, options: dict[str, Any]) -> LoaderConfig:
-        """Build a config from options, of which num_workers may be the text of a number.
-
-        That of an environment variable, say: Hydra converts what is a number and nothing else.
-        """
-        workers = options.get("num_workers")
-        if isinstance(workers, str) and workers.isdecimal():
-            options["num_workers"] = int(workers)
         return cls(**options)
 
     def as_kwargs(self) -> dict[str, Any]:
@@ -350,7 +341,7 @@ class LoaderConfig:
         Raises:
             OptionError: An override is unknown, or the result is refused.
         """
-        return self._of_text({**vars(self), **overrides})
+        return type(self)(**{**vars(self), **overrides})
 
 
 DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(LoaderConfig)}
