@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import index as _whole
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lit_loader.describe import program_stacklevel, public
+from lit_loader.describe import public, warn
 
 _Place = tuple[int, tuple[int, int], int, Any, int]
 
@@ -65,7 +64,7 @@ class Reading:
     def warn(self, text: str) -> None:
         """Warn the program, once for all readers, of what is noticed while it is read."""
         if self.maker is None:
-            warnings.warn(f"lit_loader: {text}", stacklevel=program_stacklevel())
+            warn(text)
         else:
             self.maker.note(text)
 
@@ -89,8 +88,7 @@ def reading() -> Reading:
     """Return what this thread reads: its own, if it is a worker thread, else the process's."""
     if not _apart:  # as nearly always: to ask a threading.local takes a microsecond
         return _of_process
-    found: Reading = getattr(_of_thread, "reading", _of_process)
-    return found
+    return reading_apart() or _of_process
 
 
 def read_apart(own: Reading) -> None:

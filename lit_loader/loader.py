@@ -25,6 +25,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -43,6 +44,7 @@ from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.options.checks import known_keywords
 from lit_loader.core.options.loader_config import (
     AT_FIRST,
+    DEFAULTS,
     FIXED,
     LoaderConfig,
     Retry,
@@ -74,6 +76,8 @@ class LoaderPosition(NamedTuple):
 
 if TYPE_CHECKING:
     from lit_loader.accelerator.device_copy import Move
+    from lit_loader.core.batch.progress import BatchLog
+    from lit_loader.core.epoch.passes import Pass
     from lit_loader.profiling.shown import ShownLoader
     from lit_loader.profiling.statistics import LoaderStatistics
     from lit_loader.remote.ray_workers import RayWorkers
@@ -88,11 +92,6 @@ else:
             return TorchLoader[TorchLoader.__parameters__]
 
 
-def _loaded(module: str) -> Any:
-    """Return a module that the program has imported; None if nothing of it is in use."""
-    return sys.modules.get(module)
-
-
 _SETTLING = 10.0
 """Seconds after which a pool notes how many processes the OOM killer has ended before."""
 
@@ -100,27 +99,46 @@ _PLAIN = (str, bytes, int, float, np.ndarray, torch.Tensor, os.PathLike, type(No
 """Types of attributes of which none is an open handle."""
 
 
-def _from(module: str, name: str = "", when: Callable[[Any], bool] | None = None) -> Any:
+def _from(module: str, name: str = "", given: Callable[..., Any] | None = None) -> Any:
     """Return a seam for which a module has the function, or class; without a ``name`` the module.
 
-    ``when`` decides by the core whether there is anything to be added.
+    ``given`` returns, from the core, what that is called with; None: nothing is to be added.
     """
 
-    def seam(_: Seams, *args: Any) -> Any:
-        if when is not None and not when(args[0]):
-            return None
+    def seam(_: Seams, *arguments: Any) -> Any:
+        if given is not None:
+            arguments = given(*arguments)
+            if arguments is None:
+                return None
         found = lit_loader._load(f"lit_loader.{module}")
-        return getattr(found, name)(*args) if name else found
+        return attrgetter(name)(found)(*arguments) if name else found
 
     return seam
 
 
-def _has_threads(core: LoaderCore) -> bool:
-    return bool(core.loader.worker_method == "thread")
+def _of_divided_stream(core: LoaderCore, made: Pass) -> tuple[LoaderCore, Pass] | None:
+    return (core, made) if core.iterable and core.replica[1] > 1 else None
 
 
-def _is_divided_stream(core: LoaderCore) -> bool:
-    return core.iterable and core.replica[1] > 1
+def _of_threads(core: LoaderCore, made: Pass) -> tuple[LoaderCore, Pass] | None:
+    return (core, made) if core.loader.worker_method == "thread" else None
+
+
+def _of_pinning(core: LoaderCore) -> tuple[str, Callable[..., None]] | None:
+    loader = core.loader
+    return (loader.pin_memory_device, core.warn_once) if loader.pin_memory else None
+
+
+def _of_remote(core: LoaderCore) -> tuple[RayWorkers] | None:
+    return (core.loader.remote,) if core.remote_workers else None
+
+
+def _of_bad_samples(core: LoaderCore) -> tuple[int | None, BatchLog]:
+    return core.loader.max_sample_errors, core.log
+
+
+def _in_job() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 class _AddOns(Seams):
@@ -130,14 +148,19 @@ class _AddOns(Seams):
     """
 
     stream_tasks = _from("streams.stream_tasks", "StreamTasks")
-    end_policy = _from("streams.uneven_ranks", "tail_of", when=_is_divided_stream)
+    end_policy = _from("streams.uneven_ranks", "tail_of", _of_divided_stream)
     reader_states = _from("streams.reader_states")
     words = _from("streams.advice")
-    executor = _from("threads.thread_executor", "ThreadExecutor", when=_has_threads)
+    executor = _from("threads.thread_executor", "ThreadExecutor", _of_threads)
     torch_habits = _from("compat.torch_iterator")
     stall = _from("diagnostics.stall", "stall_of")
     explain = _from("diagnostics.death_messages", "explain")
     fewer_workers = _from("diagnostics.death_messages", "fewer_workers")
+    device_copy = _from("accelerator.device_copy", "DeviceCopy", lambda c: c.loader._copies_to)
+    pin_memory = _from("accelerator.pin_memory", "Pinning.of", _of_pinning)
+    auto = _from("profiling.auto_workers", "AutoWorkers", lambda _: ())
+    remote_workers = _from("remote.starter", "RemoteWorkers", _of_remote)
+    sample_errors = _from("data.sample_errors", "SampleErrorLog", _of_bad_samples)
 
     def name_in_job(self, kind: str) -> Any:  # written out, because a loader pickles this method
         from lit_loader.streams.rank_store import Name
@@ -145,7 +168,7 @@ class _AddOns(Seams):
         return Name(kind)
 
     def spec_parts(self, core: LoaderCore) -> dict[str, Any]:
-        loader, distributed = core.loader, torch.distributed
+        loader = core.loader
         parts: dict[str, Any] = {}
         if loader.on_sample_error != "raise" or loader.sample_retries:
             from lit_loader.data.bad_samples import BadSamples
@@ -155,9 +178,8 @@ class _AddOns(Seams):
             from lit_loader.streams.readers import Readers
 
             parts["streams"] = Readers
-            in_job = distributed.is_available() and distributed.is_initialized()
-            if in_job and core.shards is None and core.given_replica is None:
-                parts["job"] = distributed.get_rank(), distributed.get_world_size()
+            if _in_job() and core.shards is None and core.given_replica is None:
+                parts["job"] = torch.distributed.get_rank(), torch.distributed.get_world_size()
         if type(core.dataset) in (TensorDataset, Subset):
             from lit_loader.data.tensor_table import table_of
 
@@ -165,14 +187,13 @@ class _AddOns(Seams):
         return parts
 
     def advice(self, core: LoaderCore) -> Iterable[str]:
-        loader, distributed = core.loader, torch.distributed
+        loader = core.loader
         threads = loader.num_workers if loader.worker_method == "thread" else 0
         if max(loader.read_threads, threads) > 1:
             from lit_loader.diagnostics.fork_dangers import thread_dangers
 
             yield from thread_dangers(core.dataset)
-        in_job = distributed.is_available() and distributed.is_initialized()
-        if core.iterable or in_job:
+        if core.iterable or _in_job():
             from lit_loader.streams.advice import advice_before_epoch
 
             yield from advice_before_epoch(core)
@@ -191,47 +212,13 @@ class _AddOns(Seams):
 
         return StreamPosition(start, core.readers)
 
-    def device_copy(self, core: LoaderCore) -> Any:
-        moves = core.loader._copies_to
-        if moves is None:
-            return None
-        from lit_loader.accelerator.device_copy import DeviceCopy
-
-        return DeviceCopy(*moves)
-
-    def pin_memory(self, core: LoaderCore) -> Any:
-        loader = core.loader
-        if not loader.pin_memory:
-            return None
-        from lit_loader.accelerator.pin_memory import Pinning
-
-        return Pinning.of(loader.pin_memory_device, core.warn_once)
-
-    def remote_workers(self, core: LoaderCore) -> Any:
-        loader = core.loader
-        if not core.remote_workers:
-            return None
-        from lit_loader.remote.starter import RemoteWorkers
-
-        return RemoteWorkers(loader.remote)
-
-    def auto(self, core: LoaderCore) -> Any:
-        from lit_loader.profiling.auto_workers import AutoWorkers
-
-        return AutoWorkers()
-
-    def sample_errors(self, core: LoaderCore) -> Any:
-        from lit_loader.data.sample_errors import SampleErrorLog
-
-        return SampleErrorLog(core.loader.max_sample_errors, core.log)
-
     def sum_up(self, core: LoaderCore) -> None:
         lit_loader._load("lit_loader.profiling.recorder").Recorder.of(core.log).flush()
 
     def statistics(self, core: LoaderCore, memory: bool) -> LoaderStatistics:
         from lit_loader.profiling.recorder import statistics_of
 
-        caches = _loaded("lit_loader.data.cached_dataset")
+        caches = sys.modules.get("lit_loader.data.cached_dataset")
         return statistics_of(core, memory, caches.figures_of(core.dataset) if caches else {})
 
     def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, Any]:
@@ -242,9 +229,9 @@ class _AddOns(Seams):
     def shared_by_fork(self, core: LoaderCore, num_workers: int) -> Iterable[str]:
         held = getattr(core.dataset, "__dict__", None) or {}
         plain = all(isinstance(value, _PLAIN) for value in held.values())
-        if plain or core.of_process.setdefault("handles looked at", False):
+        if plain or "handles" in core.of_process:
             return ()  # nothing is imported for a plain dataset
-        core.of_process["handles looked at"] = True
+        core.of_process["handles"] = "looked at"
         from lit_loader.diagnostics.fork_dangers import fork_dangers
 
         return fork_dangers(core.dataset, num_workers > 1, core.loader.worker_init_fn is not None)
@@ -266,24 +253,21 @@ class _NumWorkers:
         if loader is None:
             return self  # type: ignore[return-value]
         own = vars(loader)
-        auto = own["_core"].auto if "_core" in own else None
-        if auto is None and "num_workers" not in own:  # a wrapper's own __getattr__ may know it
+        if "_core" in own and own["_core"].auto is not None:
+            return own["_core"].auto.setting.workers  # type: ignore[no-any-return]
+        if "num_workers" not in own:  # a wrapper's own __getattr__ may know it
             raise AttributeError(f"{owner.__name__!r} object has no attribute 'num_workers'")
-        return own["num_workers"] if auto is None else auto.setting.workers  # type: ignore[no-any-return]
+        return own["num_workers"]  # type: ignore[no-any-return]
 
     def __set__(self, loader: Any, value: int | Literal["auto"]) -> None:
         core = vars(loader).get("_core")
-        if core is None:  # a wrapper, or subclass, before the constructor is called
-            vars(loader)["num_workers"] = value
-            return
-        if value == "auto" and "num_workers" in vars(loader):  # else the constructor has seen to it
-            reason = core.why_not_resized()
+        if core is not None:  # else this is the constructor, a wrapper or a subclass
+            reason = core.why_not_resized() if value == "auto" else None
             if reason is not None:
                 raise OptionError(f"{reason}: set a number, got num_workers='auto'")
-            core.keeper.end_idle_workers()  # they measure nothing
-        if value != "auto":  # before the other one: what breaks in between finds "auto" still on
-            vars(loader)["num_workers"] = value
-        core.set_auto(value == "auto")
+            if value == "auto":
+                core.keeper.end_idle_workers()  # they measure nothing
+            core.set_auto(value == "auto")
         vars(loader)["num_workers"] = value
 
 
@@ -293,8 +277,8 @@ def _share(sampler: Any, shard: Any) -> Any:
     return shard_items(sampler, shard)
 
 
-def _in_lightning() -> bool:
-    return bool(_loaded("lightning.pytorch") or _loaded("pytorch_lightning"))
+def _context(chosen: str | BaseContext | None) -> BaseContext | None:
+    return multiprocessing.get_context(chosen) if isinstance(chosen, str) else chosen
 
 
 @public
@@ -483,22 +467,20 @@ class DataLoader(_TorchLoader[T_co]):
             from lit_loader.streams.datapipes import set_shuffle
 
             shuffle = None if set_shuffle(dataset, shuffle) else shuffle
-        options = locals()
-        config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
-        config = config.with_ranks()
+        given = locals()
+        options = {n: given[n] for n, default in DEFAULTS.items() if given[n] is not default}
+        config = LoaderConfig(**options).with_ranks()
         if iterable:
             from lit_loader.streams.advice import check_split_once
 
             check_split_once(dataset, config)
-        if iterable or config.num_shards is not None:
-            from lit_loader.core.options.stream_options import check_kind
-
-            check_kind(config, iterable)
+        config.check_kind(iterable)
         if config.remote is not None:
             config.remote.check_installed()
         config = config.with_samplers_for(dataset)
-        certain = config.in_order and config.on_sample_error == "raise"
-        if config.batch_sampler is not None and not certain and _in_lightning():
+        uncertain = not config.in_order or config.on_sample_error != "raise"
+        in_lightning = "lightning.pytorch" in sys.modules or "pytorch_lightning" in sys.modules
+        if config.batch_sampler is not None and uncertain and in_lightning:
             from lit_loader.lightning.noted_batches import unnoted
 
             config = dataclasses.replace(config, batch_sampler=unnoted(config.batch_sampler))
@@ -523,10 +505,12 @@ class DataLoader(_TorchLoader[T_co]):
             shown["collate_fn"] = torch_default_convert if plain else default_collate
         # reach: torch: programs look at _dataset_kind
         shown["_dataset_kind"] = _DatasetKind.Iterable if iterable else _DatasetKind.Map
-        own = type(self).__setattr__ is DataLoader.__setattr__
-        put = object.__setattr__ if own else setattr  # a subclass may see to them
-        for name, value in shown.items():
-            put(self, name, value)
+        if type(self) is DataLoader:
+            shown["_context"] = _context(shown.pop("multiprocessing_context"))
+            vars(self).update(shown)
+        else:  # a subclass may see to them
+            for name, value in shown.items():
+                setattr(self, name, value)
         self._core = LoaderCore(self, seeds, replica, config.num_shards, seams)
         if config.num_workers == "auto":
             self._core.set_auto(True)
@@ -546,7 +530,7 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
         super().__setattr__(name, value)
-        if name in LoaderConfig.__dataclass_fields__:
+        if name in DEFAULTS:
             self._core.forget_start()
             if name in ("seed", "generator"):
                 setattr(self._core.seeds, name, value)
@@ -605,8 +589,7 @@ class DataLoader(_TorchLoader[T_co]):
     def multiprocessing_context(self, value: str | BaseContext | None) -> None:
         if value is not None:
             LoaderConfig(num_workers=self.num_workers, multiprocessing_context=value)
-        context = multiprocessing.get_context(value) if isinstance(value, str) else value
-        self.__dict__["_context"] = context  # past __setattr__, which was called for the property
+        self.__dict__["_context"] = _context(value)  # past __setattr__, which calls this
 
     def _copy_ahead(self, device: torch.device, move: Move) -> None:
         """Copy each batch to a CUDA device while the step uses the one before.

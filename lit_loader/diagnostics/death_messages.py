@@ -9,8 +9,9 @@ from __future__ import annotations
 import signal
 from typing import Any, Final
 
-from lit_loader.core.executors.executor import FewerWorkers, WorkerDeath
+from lit_loader.core.executors.executor import FewerWorkers, Task, WorkerDeath
 from lit_loader.core.executors.process_start import NO_ROOM
+from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.state.position import ReaderPlace
 from lit_loader.core.transport.messages import listed, position_of
 from lit_loader.core.transport.status_board import BoardRow, Stage
@@ -35,7 +36,10 @@ _CAUSES: Final[dict[int, str]] = {
 
 
 def explain(
-    pool: Any, death: WorkerDeath, task: Any, waited: tuple[float, float] | None = None
+    pool: WorkerPool,
+    death: WorkerDeath,
+    task: Task | None,
+    waited: tuple[float, float] | None = None,
 ) -> str:
     """Return how a worker ended, as `Seams.explain` has it."""
     who = f"Worker {death.worker} (pid {death.pid})"
@@ -51,7 +55,7 @@ def explain(
     )
 
 
-def fewer_workers(pool: Any, death: WorkerDeath) -> FewerWorkers | None:
+def fewer_workers(pool: WorkerPool, death: WorkerDeath) -> FewerWorkers | None:
     """Return one worker less if the OOM killer has certainly ended one, else None.
 
     Otherwise the next one would end in the same way, in each epoch.
@@ -67,7 +71,7 @@ def fewer_workers(pool: Any, death: WorkerDeath) -> FewerWorkers | None:
     return FewerWorkers(text + "so that there is memory for the others [LL050]", fewer)
 
 
-def _ended(pool: Any, death: WorkerDeath) -> str:
+def _ended(pool: WorkerPool, death: WorkerDeath) -> str:
     code, starting = death.exitcode, death.row.stage == Stage.STARTING
     if code is None:
         return (
@@ -120,7 +124,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _doing(row: BoardRow, task: Any) -> str:
+def _doing(row: BoardRow, task: Task | None) -> str:
     """Say what a worker is doing; ``task``: the one in flight that its row names, or None."""
     if row.number < 0:
         return doing(row.stage, None)

@@ -37,25 +37,8 @@ class Held(NamedTuple):
     """An object that a dataset holds."""
 
     value: Any
-    step: Any  # the attribute's name, index or key
-    above: Held | None  # what holds it
-    attributes: dict[str, Any] | None  # of the object whose attribute it is; None: it is an item
-
-    @property
-    def path(self) -> str:
-        """How one gets there: ``Images.reader.file``."""
-        if self.above is None:
-            return type(self.value).__name__
-        step = f"[{self.step!r:.40}]" if self.attributes is None else f".{self.step}"
-        return self.above.path + step
-
-    @property
-    def knows_forks(self) -> bool:
-        """Whether its owner keeps this process's id: then it opens handles again after a fork."""
-        own = self.attributes
-        if own is None:
-            return self.above is not None and self.above.knows_forks
-        return any(type(value) is int and value == os.getpid() for value in own.values())
+    path: str  # how one gets there: ``Images.reader.file``
+    knows_forks: bool  # its owner keeps this process's id, to open handles again after a fork
 
 
 def fork_dangers(dataset: Any, several: bool = True, has_init_fn: bool = False) -> list[str]:
@@ -94,7 +77,7 @@ def thread_dangers(dataset: Any) -> list[str]:
 def _held(dataset: Any) -> Iterator[Held]:
     """Yield what a dataset holds, breadth first."""
     seen: set[int] = set()
-    waiting = deque([Held(dataset, "", None, None)])
+    waiting = deque([Held(dataset, type(dataset).__name__, False)])
     while waiting and len(seen) < _OBJECTS:
         at = waiting.popleft()
         value: Any = at.value
@@ -104,13 +87,17 @@ def _held(dataset: Any) -> Iterator[Held]:
         seen.add(id(value))
         yield at
         if issubclass(kind, dict):
-            items = [*islice(dict.items(value), _ITEMS)]
-            waiting += (Held(item, key, at, None) for key, item in items)
+            for key, item in islice(dict.items(value), _ITEMS):
+                step = f"[{key!r:.40}]" if type(key) in (str, int) else "[…]"
+                waiting.append(Held(item, at.path + step, at.knows_forks))
         if kind in (list, tuple):
-            waiting += (Held(item, n, at, None) for n, item in enumerate(value[:_ITEMS]))
+            for number, item in enumerate(value[:_ITEMS]):
+                waiting.append(Held(item, f"{at.path}[{number}]", at.knows_forks))
         elif _known(kind) is None and _is_open(kind):
-            attributes = _attributes(value)
-            waiting += (Held(item, name, at, attributes) for name, item in attributes.items())
+            own = _attributes(value)
+            knows = any(type(item) is int and item == os.getpid() for item in own.values())
+            for name, item in own.items():
+                waiting.append(Held(item, f"{at.path}.{name}", knows))
 
 
 def _is_open(kind: type) -> bool:
@@ -142,29 +129,28 @@ _Danger = tuple[str, str, str]
 """What an object is, why forked workers must not share it, and how it is opened again."""
 
 
-@functools.lru_cache(maxsize=128)
-def _known(kind: Any) -> Callable[[Any], _Danger | None] | _Danger | None:
-    """Return what says whether objects of a class are dangerous; None: it is not known."""
-    for each in kind.__mro__:
-        name = f"{_root(each)}.{each.__qualname__}"
-        if name in _LOOKS:
-            return _LOOKS[name]
-        if name in _KINDS:
-            return (f"a {name}", *_KINDS[name])
-    return None
-
-
 def _danger(value: Any) -> _Danger | None:
     """Say why forked workers must not share an object; None: they may."""
     kind: Any = type(value)
-    known = _known(kind)
+    name = _known(kind)
+    if name is None:
+        return None
+    what, why, how = _KINDS[name]
     try:
-        return known(value) if callable(known) else known
+        opened = how(value) if callable(how) else how
     except Exception:  # it is closed, or of another version
         return None
+    return (what or f"a {name}", why, opened) if opened else None
 
 
-def _file(file: Any) -> _Danger | None:
+@functools.lru_cache(maxsize=128)
+def _known(kind: Any) -> str | None:
+    """Return by which name `_KINDS` has a class; None: it has not."""
+    names = (f"{_root(each)}.{each.__qualname__}" for each in kind.__mro__)
+    return next((name for name in names if name in _KINDS), None)
+
+
+def _open(file: Any) -> str | None:
     if file in (sys.stdin, sys.stdout, sys.stderr) or not (file.readable() and file.seekable()):
         return None
     file.fileno()  # raises if it is in memory
@@ -174,81 +160,58 @@ def _file(file: Any) -> _Danger | None:
     module = type(file).__module__
     opener = f"{module}.open" if module in ("gzip", "bz2", "lzma") else "open"
     given = "" if mode == "r" or opener != "open" else f", {mode!r}"
-    how = f"{opener}({name!r}{given})" if isinstance(name, (str, bytes)) else "...  # as before"
-    return _FILE, _POSITION, how
+    return f"{opener}({name!r}{given})" if isinstance(name, (str, bytes)) else "...  # as before"
 
 
-def _zip(file: Any) -> _Danger | None:
-    if file.fp is None or file.mode != "r":
-        return None
-    return "an open zipfile.ZipFile", _POSITION, f"zipfile.ZipFile({str(file.filename)!r})"
+def _open_zip(file: Any) -> str | None:
+    return f"zipfile.ZipFile({str(file.filename)!r})" if file.fp and file.mode == "r" else None
 
 
-def _tar(file: Any) -> _Danger | None:
-    if file.closed or file.mode != "r":
-        return None
-    return _TAR, _POSITION, f"tarfile.open({str(file.name)!r})"
+def _open_tar(file: Any) -> str | None:
+    return None if file.closed or file.mode != "r" else f"tarfile.open({str(file.name)!r})"
 
 
-def _npz(file: Any) -> _Danger | None:
-    if file.zip is None:
-        return None
-    return "an open .npz file", _POSITION, f"numpy.load({str(file.zip.filename)!r})"
+def _open_npz(file: Any) -> str | None:
+    return f"numpy.load({str(file.zip.filename)!r})" if file.zip else None
 
 
-def _hdf5(value: Any) -> _Danger | None:
-    """HDF5's own drivers read by ``pread``; those of Python and C files have a position."""
-    if not value or value.file.driver not in ("fileobj", "stdio"):
-        return None
-    return "an HDF5 file with a position", _POSITION, "h5py.File(path)"
-
-
-def _sqlite(connection: Any) -> _Danger | None:
-    """A connection to a database in a file; what is in memory is copied by a fork."""
+def _open_sqlite(connection: Any) -> str | None:
+    """A database in memory, which has no path, is copied by a fork."""
     path = next(iter(connection.execute("PRAGMA database_list")))[2]
-    if not path:
-        return None
-    return "a connection to SQLite", _LOCKS, f"sqlite3.connect({path!r})"
+    return f"sqlite3.connect({path!r})" if path else None
 
 
-def _lmdb(environment: Any) -> _Danger | None:
-    lmdb = sys.modules.get("lmdb")
-    if lmdb is None or not isinstance(environment, lmdb.Environment):
-        return None
+def _open_lmdb(environment: Any) -> str | None:
     if not environment.flags()["lock"]:
         return None
-    how = f"lmdb.open({environment.path()!r}, readonly=True, lock=False)"
-    return "an open LMDB environment with locks", _LOCKS, how
+    return f"lmdb.open({environment.path()!r}, readonly=True, lock=False)"
 
 
-_LOOKS: Final[dict[str, Callable[[Any], _Danger | None]]] = {
-    "io._IOBase": _file,
-    "zipfile.ZipFile": _zip,
-    "tarfile.TarFile": _tar,
-    "numpy.NpzFile": _npz,
-    "h5py.HLObject": _hdf5,
-    "sqlite3.Connection": _sqlite,
-    "builtins.Environment": _lmdb,  # as py-lmdb's is called in C
-    "lmdb.Environment": _lmdb,
-}
-"""Kinds that are dangerous in some states, by the library and the class."""
+_LMDB: Final = ("an open LMDB environment with locks", _LOCKS, _open_lmdb)
 
-_KINDS: Final[dict[str, tuple[str, str]]] = {
-    "av.InputContainer": (_POSITION, "av.open(path)"),
-    "cv2.VideoCapture": (_THREADS, "cv2.VideoCapture(path)"),
-    "decord.VideoReader": (_THREADS, "decord.VideoReader(path)"),
-    "torchcodec.VideoDecoder": (_POSITION, "VideoDecoder(path)"),
-    "wave.Wave_read": (_POSITION, "wave.open(path)"),
-    **{
-        name: (_ANSWERS, "...  # connected as before")
-        for name in (
+_KINDS: Final[dict[str, tuple[str, str, str | Callable[[Any], str | None]]]] = {
+    "io._IOBase": (_FILE, _POSITION, _open),
+    "zipfile.ZipFile": ("an open zipfile.ZipFile", _POSITION, _open_zip),
+    "tarfile.TarFile": (_TAR, _POSITION, _open_tar),
+    "numpy.NpzFile": ("an open .npz file", _POSITION, _open_npz),
+    "sqlite3.Connection": ("a connection to SQLite", _LOCKS, _open_sqlite),
+    "builtins.Environment": _LMDB,  # as py-lmdb's is called in C
+    "lmdb.Environment": _LMDB,
+    "av.InputContainer": ("", _POSITION, "av.open(path)"),
+    "cv2.VideoCapture": ("", _THREADS, "cv2.VideoCapture(path)"),
+    "decord.VideoReader": ("", _THREADS, "decord.VideoReader(path)"),
+    "torchcodec.VideoDecoder": ("", _POSITION, "VideoDecoder(path)"),
+    **dict.fromkeys(
+        (
             *("socket.socket", "http.HTTPConnection", "grpc.Channel", "duckdb.DuckDBPyConnection"),
             *("psycopg.Connection", "psycopg2.connection", "pymysql.Connection"),
             "mysql.MySQLConnection",
-        )
-    },
+        ),
+        ("", _ANSWERS, "...  # connected as before"),
+    ),
 }
-"""Kinds that are always dangerous: why, and how they are opened again."""
+"""Dangerous kinds by the library and the class: what one is ("": by its name), why, and how it is
+opened again; a function that returns None if this one is not dangerous."""
 
 
 def _cure(path: str, how: str) -> str:

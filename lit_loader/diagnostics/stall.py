@@ -11,9 +11,11 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.system.stack_dumps import shortened
 from lit_loader.core.transport.messages import position_of, unpack_indices
 from lit_loader.core.transport.status_board import BoardRow, Stage
@@ -56,12 +58,12 @@ def stall_of(workers: Any) -> Stall | ThreadStall:
 class Stall:
     """A wait for worker processes in which nothing has come so far."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         self._began = time.monotonic()
         processes = pool.workers.processes.items()
         self._used = {worker: _use(process.pid) for worker, process in processes}
 
-    def tell(self, pool: Any, seconds: float) -> None:
+    def tell(self, pool: WorkerPool, seconds: float) -> None:
         """Warn that nothing has come for ``seconds``."""
         try:
             rows = pool.awaited_workers(every=True)
@@ -82,7 +84,7 @@ class Stall:
         else:
             _warn(seconds, lines, _STUCK, _advice(pool, rows, lines))
 
-    def _line(self, pool: Any, worker: int, row: BoardRow) -> str:
+    def _line(self, pool: WorkerPool, worker: int, row: BoardRow) -> str:
         process = pool.workers.processes.get(worker)
         pid = 0 if process is None else process.pid
         what = doing(row.stage, None)
@@ -121,7 +123,7 @@ def _task(worker: Any) -> str:
     return f"self/task/{worker.thread.native_id}"
 
 
-def _slow(rows: Any, began: float) -> bool:
+def _slow(rows: Iterable[BoardRow], began: float) -> bool:
     """Whether workers make progress: one has begun a sample or a stage since."""
     return any(row.since / 1e9 > began for row in rows)
 
@@ -163,11 +165,14 @@ def _use(pid: int | str) -> tuple[float, looks.Use] | None:
         return None
 
 
-def _remote(pool: Any) -> list[str]:
+def _remote(pool: WorkerPool) -> list[str]:
     """Say what remote workers do; their rows are before their relay's."""
-    remote, lines = pool.workers.num_remote_workers, []
-    for number in range(min(remote, _SHOWN) if pool.workers.relay else 0):
-        row = pool.workers.board.read(pool.workers.relay - remote + number)
+    relay, remote = pool.workers.relay, pool.workers.num_remote_workers
+    lines: list[str] = []
+    if not relay:
+        return lines
+    for number in range(min(remote, _SHOWN)):
+        row = pool.workers.board.read(relay - remote + number)
         what = Stage.NAMES[row.stage]
         if row.stage == Stage.FETCHING:
             what = f"at batch {position_of(row.number)}"
@@ -176,7 +181,7 @@ def _remote(pool: Any) -> list[str]:
     return lines
 
 
-def _advice(pool: Any, rows: dict[int, BoardRow], lines: list[str]) -> str:
+def _advice(pool: WorkerPool, rows: dict[int, BoardRow], lines: list[str]) -> str:
     if not rows:
         return "Look at the machines of the remote workers."
     locked = pool.workers.forks and looks.LOCK in "".join(lines)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any, Final
+from typing import Final
 
 from lit_loader.core.batch.progress import Timings
+from lit_loader.core.executors.executor import Workers
 from lit_loader.data.memory import memory_left
 from lit_loader.profiling.controller import Bounds, Controller, Load, Setting
 from lit_loader.profiling.resources import own_memory, processors_of_this_rank
@@ -97,7 +98,7 @@ class AutoWorkers:
         self._records: list[Timings] = []
         self._here = 0  # batches of workers on this machine
 
-    def decide(self, pool: Any, name: str, tasks: int = 0) -> Setting | None:
+    def decide(self, pool: Workers, name: str, tasks: int = 0) -> Setting | None:
         """Return what a `WorkerPool` is to have from now on; None: no change.
 
         ``tasks``: how many workers an epoch keeps busy at most, 0 if that is not known.
@@ -129,7 +130,7 @@ class AutoWorkers:
         self._settled, self._due = False, 0
         return now
 
-    def _bounds(self, pool: Any, nbytes: int, tasks: int) -> Bounds:
+    def _bounds(self, pool: Workers, nbytes: int, tasks: int) -> Bounds:
         now = time.monotonic_ns()
         if now - self._looked > FRESH:
             self._looked, left = now, memory_left()

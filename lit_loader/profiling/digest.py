@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_loader.core.seeding.seeds import canonical_pickle, tensor_bytes
+from lit_loader.core.seeding.seeds import canonical_pickle
 
 __all__ = ["Digest", "digest", "first_difference"]
 
@@ -44,13 +44,9 @@ def _walk(value: Any, path: str, found: Digest, above: tuple[int, ...], samples:
     if id(value) in above:
         found[path] = ("itself", ())
     elif isinstance(value, torch.Tensor) and not value.is_nested:
-        shape = "x".join(map(str, value.shape)) or "scalar"
-        words = f"{str(value.dtype).removeprefix('torch.')} {shape}"
-        found[path] = (words, tuple(map(_of_tensor, _rows(value, samples))))
+        found[path] = (_words(value, ""), _hashes(value, samples))
     elif isinstance(value, np.ndarray) and value.dtype != object:
-        shape = "x".join(map(str, value.shape)) or "scalar"
-        rows = [_hash(np.ascontiguousarray(row).tobytes()) for row in _rows(value, samples)]
-        found[path] = (f"array, {value.dtype} {shape}", tuple(rows))
+        found[path] = (_words(value, "array, "), _hashes(value, samples))
     elif isinstance(value, BaseException):
         found[path] = (f"{kind.__name__}: {' '.join(str(value).split())[:100]}", ())
     elif (parts := _parts(value)) is not None:
@@ -58,16 +54,26 @@ def _walk(value: Any, path: str, found: Digest, above: tuple[int, ...], samples:
         for step, part in parts:
             _walk(part, path + step, found, (*above, id(value)), samples)
     else:
-        try:
-            data = canonical_pickle(value)
-        except Exception:  # its kind must do
-            data = b""
-        found[path] = (kind.__name__, (_hash(data),))
+        found[path] = (kind.__name__, (_hash(value),))
 
 
-def _rows(value: Any, samples: int) -> Any:
-    """Return the samples of a collated array, or the array as a whole."""
-    return value if samples > 1 and value.shape[:1] == (samples,) else [value]
+def _words(value: Any, kind: str) -> str:
+    shape = "x".join(map(str, value.shape)) or "scalar"
+    return f"{kind}{str(value.dtype).removeprefix('torch.')} {shape}"
+
+
+def _hashes(value: Any, samples: int) -> tuple[bytes, ...]:
+    """Return the hash of each sample of a collated array, or that of the array as a whole."""
+    is_collated = samples > 1 and value.shape[:1] == (samples,)
+    return tuple(map(_hash, value if is_collated else [value]))
+
+
+def _hash(value: Any) -> bytes:
+    try:
+        data = canonical_pickle(value)
+    except Exception:  # of a sparse tensor its text must do, of another object its kind
+        data = repr(value).encode() if isinstance(value, torch.Tensor) else b""
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _parts(value: Any) -> list[tuple[str, Any]] | None:
@@ -84,14 +90,3 @@ def _parts(value: Any) -> list[tuple[str, Any]] | None:
     if hasattr(value, "__dict__") and not callable(value):
         return [(f".{name}", part) for name, part in vars(value).items()]
     return None
-
-
-def _of_tensor(tensor: torch.Tensor) -> bytes:
-    try:
-        return _hash(tensor_bytes(tensor).data)
-    except Exception:  # sparse, quantized
-        return _hash(repr(tensor).encode())
-
-
-def _hash(data: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()

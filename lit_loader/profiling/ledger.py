@@ -40,7 +40,7 @@ def state_at(core: LoaderCore, epoch: int, batch: int) -> dict[str, Any]:
     return state_of(core, place._replace(batches=number))
 
 
-def _start(core: LoaderCore, epoch: Any, what: str) -> Position:
+def _start(core: LoaderCore, epoch: int, what: str) -> Position:
     """Return the start of an epoch's first pass; an OptionError without a seed to know it by."""
     number = epoch_number(whole_number("epoch", epoch, low=0))
     base, plan = core.seeds.seed, core.plan

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader.core.batch.progress import BatchLog, Timings
+from lit_loader.core.epoch.loader_core import LoaderCore
 from lit_loader.core.system.linux import usable_processors
 from lit_loader.describe import short_repr
 from lit_loader.profiling.resources import own_memory
@@ -53,9 +54,8 @@ class Recorder:
     @classmethod
     def of(cls, log: BatchLog) -> Recorder:
         """Return the recorder of a log."""
-        if log.summary is None:
-            log.summary = cls(log)
-        found: Recorder = log.summary
+        found: Recorder = log.summary or cls(log)
+        log.summary = found
         return found
 
     def flush(self) -> None:
@@ -72,6 +72,10 @@ class Recorder:
     def summary(self, memory: MemoryUse | None = None, **around: Any) -> LoaderStatistics:
         """Return the statistics of all batches so far; ``around``: more fields of the evidence."""
         self.flush()
+        waits = self.log.waits
+        records, workers = self._judged(around.get("num_workers", 0))
+        around |= {"num_workers": workers, "remote_batches": self._sums["remote"]}
+        around["lock_fraction"] = sum(waits.looks) / max(1, len(waits.looks))
         sums, seconds = self._sums, {name: total / 1e9 for name, total in self._sums.items()}
         return LoaderStatistics(
             batches=sums["batches"],
@@ -83,18 +87,7 @@ class Recorder:
             worker_restarts=self.log.worker_restarts,
             sample_errors=self.log.counts["sample_errors"],
             memory=memory,
-            evidence=self._evidence(around),
-        )
-
-    def _evidence(self, around: Mapping[str, Any]) -> Evidence:
-        waits = self.log.waits
-        records, workers = self._judged(around.get("num_workers", 0))
-        return evidence_of(
-            records,
-            waits.hangs,
-            lock_fraction=sum(waits.looks) / max(1, len(waits.looks)),
-            remote_batches=self._sums["remote"],
-            **{**around, "num_workers": workers},
+            evidence=evidence_of(records, waits.hangs, **around),
         )
 
     def _judged(self, workers: int) -> tuple[list[Timings], int]:
@@ -171,7 +164,7 @@ def _made(record: Timings) -> int:
     return record.fetch + record.collate + record.encode
 
 
-def statistics_of(core: Any, memory: bool, caches: Mapping[str, Any]) -> LoaderStatistics:
+def statistics_of(core: LoaderCore, memory: bool, caches: Mapping[str, int]) -> LoaderStatistics:
     """Return a loader's statistics; ``memory``: measure the memory of its processes, too.
 
     ``caches`` are the figures of the caches in its dataset.
@@ -192,7 +185,7 @@ def statistics_of(core: Any, memory: bool, caches: Mapping[str, Any]) -> LoaderS
         )
 
 
-def _memory_use(core: Any) -> MemoryUse:
+def _memory_use(core: LoaderCore) -> MemoryUse:
     keeper = core.keeper
     workers = {*filter(None, [keeper.pool, *(run.workers for run in keeper.alive())])}
     return MemoryUse(

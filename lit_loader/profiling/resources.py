@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,21 +20,15 @@ ranks_here: int | None = None
 say."""
 
 
-def processors_of_this_rank(
-    ranks: int | None = None, environment: Mapping[str, str] = os.environ
-) -> float:
+def processors_of_this_rank() -> float:
     """CPU cores for this process and its children, next to other ranks of a job.
 
-    They are divided equally among the ``ranks`` (None: `ranks_here`), unless the launcher has done
-    so: by an affinity that is no more than a rank's part of the machine.
+    They are divided equally among the ranks on this machine, unless the launcher has done so: by an
+    affinity that is no more than a rank's part of the machine.
     """
-    ranks = ranks_here if ranks is None else ranks
-    if ranks is None:
-        said = (environment.get(name, "") for name in _RANKS_HERE)
-        ranks = next((int(text) for text in said if text.isdecimal()), 1)
-    ranks = max(1, ranks)
-    machine, affinity = float(os.cpu_count() or 1), linux.affinity()
-    usable = usable_processors()
+    said = (os.environ.get(name, "") for name in _RANKS_HERE)
+    ranks = ranks_here or next((int(text) for text in said if text.isdecimal()), 1) or 1
+    machine, affinity, usable = float(os.cpu_count() or 1), linux.affinity(), usable_processors()
     divided = affinity <= machine / ranks
     # A quota, of a container say, is for all of them.
     return min(affinity, usable / ranks if usable < affinity or not divided else usable)

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from torch.utils.data import Dataset
 
+from lit_loader.core.epoch.loader_core import LoaderCore
+from lit_loader.core.sampling.batch_plan import BatchPlan
 from lit_loader.core.transport import viewer_page
 from lit_loader.profiling.statistics import LoaderStatistics
 
@@ -28,7 +30,7 @@ class ShownLoader:
         self._share: float | None = None
         self._length: tuple[int | None, int | None] = None, None
 
-    def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
+    def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, Any]:
         """Return the figures at a moment, by the names that `top/picture.py` knows."""
         loader, statistics = core.loader, core.seams.statistics(core, False)
         then, before = self._before
@@ -72,7 +74,7 @@ def _name(dataset: object) -> str:
     return " of ".join(names)
 
 
-def _length(plan: Any) -> int | None:
+def _length(plan: BatchPlan | None) -> int | None:
     try:
         return None if plan is None else len(plan)
     except Exception:  # a sampler of the user's, perhaps without a length

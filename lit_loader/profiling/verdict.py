@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from lit_loader.diagnostics.sentences import counted, duration, percent
+from lit_loader.profiling.controller import Setting
 
 __all__ = ["Evidence", "verdict"]
 
@@ -68,7 +69,7 @@ class Evidence:
     remote_batches: int = 0  # of all batches, made on other machines
     num_workers: int = 0  # on this machine, that made these batches
     remote_workers: int = 0
-    auto: Any = None  # the `Setting` of num_workers="auto"
+    auto: Setting | None = None  # of num_workers="auto"
     cores: int = 1  # that this process and its workers may use
     persistent_workers: bool = False
     iterable: bool = False

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from lit_loader.core.options import checks
@@ -25,6 +26,7 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
 
 
 @public
+@partial(checks.checks_options, prefix="remote.")
 @dataclasses.dataclass(frozen=True)
 class RayWorkers:
     """Remote workers of a loader: actors on the nodes of a Ray cluster.
@@ -68,7 +70,6 @@ class RayWorkers:
     patience: float = checked(10.0, checks.seconds)
 
     def __post_init__(self) -> None:
-        checks.check_fields(self, "remote.")
         if self.address.startswith("ray://"):
             raise OptionError(
                 "remote.address must be that of a cluster which this machine is a node of ('auto', "
@@ -89,7 +90,6 @@ class RayWorkers:
             OptionError: It is neither, or an option is refused.
         """
         if isinstance(value, Mapping):
-            checks.known_options(value, [*cls.__dataclass_fields__], place="remote.")
             return cls(**value)
         if isinstance(value, type) or not callable(getattr(value, "check_installed", None)):
             checks.refuse(name, "a lit_loader.RayWorkers, or a mapping of its options", value)

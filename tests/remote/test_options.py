@@ -41,7 +41,7 @@ def test_a_mistake_is_refused_in_one_line(remote: Any, part: str) -> None:
 def test_options_may_be_a_mapping() -> None:
     config = LoaderConfig(remote={"num_workers": 2, "address": "head:6379", "in_flight": 3})
     assert config.remote == lit_loader.RayWorkers(2, "head:6379", in_flight=3)
-    assert config.remote_workers == 2 and LoaderConfig().remote_workers == 0
+    assert config.remote.num_workers == 2
 
 
 def test_a_stream_is_refused(tmp_path: Any) -> None:

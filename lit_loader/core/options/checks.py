@@ -16,7 +16,7 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +26,8 @@ from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_Options = TypeVar("_Options")
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 MANY: Final = 100_000
 """Of workers, and of batches ahead for each: as many are a mistake, and no machine has room."""
@@ -58,21 +59,8 @@ def plain(value: Any) -> Any:
 
 
 def checked(default: Any, check: Callable[[str, Any], Any]) -> Any:
-    """Return the field of an option, with its default and its check, for `check_fields`."""
+    """Return the field of an option, with its default and its check, for `checks_options`."""
     return dataclasses.field(default=default, metadata={"check": check})
-
-
-def check_fields(options: Any, prefix: str = "") -> None:
-    """Check each option of a frozen dataclass, and put what it is normalised to in its place.
-
-    Raises:
-        OptionError: One is refused; ``prefix`` goes before its name.
-    """
-    values, fields = vars(options), type(options).__dataclass_fields__
-    given = [name for name, value in values.items() if value is not fields[name].default]
-    for name in given:
-        # Frozen, so that it cannot lose its validity; this is the one moment at which it is set.
-        values[name] = fields[name].metadata["check"](prefix + name, values[name])
 
 
 _FORMER: Final = {
@@ -92,41 +80,69 @@ _FORMER: Final = {
 """What to write for options of 0.4, by their names."""
 
 
-def known_options(options: Iterable[object], known: Sequence[str], place: str = "") -> None:
-    """Refuse options that there are not, naming the nearest one; ``place`` goes before the name."""
-    for name in options:
-        if name not in known:
-            former = _FORMER.get(str(name))
-            near = [former] if former else difflib.get_close_matches(str(name), known, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"options are {', '.join(known)}"
-            raise OptionError(f"unknown option '{place}{name}': {advice}")
-
-
 class UnknownOptionError(OptionError, TypeError):
     """Such as Python raises for an unknown keyword."""
 
 
-def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Init:
-    """Make a constructor name the nearest keyword for an unknown one.
+def known_options(
+    options: Iterable[object],
+    known: Collection[str],
+    place: str = "",
+    elsewhere: Mapping[str, str] = _NOTHING,
+) -> None:
+    """Refuse options that there are not, naming the nearest one; ``place`` goes before the name.
 
     ``elsewhere`` says where those are to be passed that belong somewhere else.
     """
-    known = dict.fromkeys([*inspect.signature(init).parameters][1:])  # without self
+    for name in map(str, options):
+        if name in known:
+            continue
+        former = _FORMER.get(name)
+        near = [former] if former else difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"options are {', '.join(known)}"
+        raise UnknownOptionError(f"unknown option '{place}{name}': {elsewhere.get(name, advice)}")
+
+
+def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Init:
+    """Make a constructor refuse unknown keywords, as `known_options` does."""
+    signature = inspect.signature(init)
+    known = dict.fromkeys([*signature.parameters][1:])  # without self
 
     @functools.wraps(init)  # whose signature is shown, and completed by editors
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not kwargs.keys() <= known.keys():
-            try:
-                for name in kwargs:
-                    if name in elsewhere and name not in known:
-                        raise OptionError(f"unknown option {name!r}: {elsewhere[name]}")
-                known_options(kwargs, [*known])
-            except OptionError as error:
-                raise UnknownOptionError(error.text) from None
-        init(self, *args, **kwargs)
+    def checked(*args: object, **kwargs: object) -> None:
+        known_options(kwargs, known, elsewhere=elsewhere)
+        init(*args, **kwargs)
 
-    checked.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
+    checked.__signature__ = signature  # type: ignore[attr-defined]
     return checked  # type: ignore[return-value]
+
+
+def checks_options(kind: type[_Options], prefix: str = "") -> type[_Options]:
+    """Make a frozen dataclass, whose fields `checked` makes, check what it is constructed with.
+
+    All values are set at once, and those that are defaults are not checked: each loader makes a
+    config, and is given few options. ``prefix`` goes before the options' names.
+    """
+    init: Any = kind.__init__
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    defaults = {name: field.default for name, field in fields.items()}
+    check_together = getattr(kind, "__post_init__", lambda self: None)
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: object, **options: Any) -> None:
+        known_options(options, defaults, prefix)
+        if args:
+            options = inspect.signature(init).bind(self, *args, **options).arguments
+            del options["self"]
+        values = vars(self)  # past its __setattr__, which refuses
+        values.update(defaults)
+        for name, value in options.items():
+            if value is not defaults[name]:
+                values[name] = fields[name].metadata["check"](prefix + name, value)
+        check_together(self)
+
+    kind.__init__ = checked  # type: ignore[method-assign]
+    return kind
 
 
 def or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -176,9 +192,14 @@ positive = functools.partial(whole_number, low=1)
 
 
 def or_auto(low: int, below: float = math.inf) -> Callable[[str, Any], Any]:
-    """Return the check of a whole number, or "auto"."""
+    """Return the check of a whole number, or "auto".
+
+    The number may be text, of an environment variable, say: Hydra does not convert it.
+    """
 
     def check(name: str, value: Any) -> Any:
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)
         if not isinstance(value, str):
             return whole_number(name, value, low, below)
         return one_of(name, value, ["auto"], f"a whole number of at least {low}, or 'auto'")
@@ -280,13 +301,9 @@ def indices(name: str, value: Any) -> Any:
     if isinstance(value, str) or not (is_iterable(value) or is_factory(value)):
         refuse(name, "an iterable, or a callable that makes one from the dataset", value)
     if is_factory(value) and (missing := _needed(value)[1:]):
-        refuse(
-            name,
-            f"a callable that takes the dataset alone, or an iterable ({', '.join(missing)} "
-            "missing: give it to the callable, in Hydra as "
-            f"data.train.{name}.{missing[0]}=…)",
-            value,
-        )
+        constraint = f"a callable that takes the dataset alone ({', '.join(missing)} missing: give "
+        constraint += f"it to the callable, in Hydra as data.train.{name}.{missing[0]}=…)"
+        refuse(name, constraint, value)
     return value
 
 
@@ -313,11 +330,9 @@ def start_method(name: str, value: Any) -> Any:
 
 def generator(name: str, value: Any) -> Any:
     """Check a torch.Generator."""
-    if isinstance(value, type) or not (
-        hasattr(value, "initial_seed") and hasattr(value, "manual_seed")
-    ):
-        refuse(name, "a torch.Generator", value)
-    return value
+    import torch  # not by who only reads options
+
+    return value if isinstance(value, torch.Generator) else refuse(name, "a torch.Generator", value)
 
 
 def remote_workers(name: str, value: Any) -> Any:

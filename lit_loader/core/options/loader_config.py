@@ -15,14 +15,13 @@ import contextlib
 import dataclasses
 import os
 import pkgutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from lit_loader.core.options import checks
 from lit_loader.core.options.checks import checked, count, flag, or_none, positive, seconds
-from lit_loader.describe import program_stacklevel, public, short_repr
+from lit_loader.describe import public, short_repr, warn
 from lit_loader.errors import OptionError
 
 _EXCEPTIONS: Final = (
@@ -47,7 +46,12 @@ def _exception(name: str, value: Any) -> type[Exception]:
     return kind
 
 
+def _one_of(kind: Any) -> Callable[[str, Any], str]:
+    return partial(checks.one_of, choices=get_args(kind))
+
+
 @public
+@partial(checks.checks_options, prefix="sample_retries.")
 @dataclasses.dataclass(frozen=True)
 class Retry:
     """When to retry a sample: the value of ``sample_retries``.
@@ -72,14 +76,10 @@ class Retry:
     backoff: float = checked(0.1, checks.seconds)
     on: Sequence[type[Exception] | str] = checked((OSError, TimeoutError), _exception_classes)
 
-    def __post_init__(self) -> None:
-        checks.check_fields(self, "sample_retries.")
-
     @classmethod
     def check(cls, name: str, value: Any) -> int | Retry:
         """Check the option ``sample_retries``: a number, one of this class, or its options."""
         if isinstance(value, Mapping):
-            checks.known_options(value, [*cls.__dataclass_fields__], place=f"{name}.")
             return cls(**value)
         return value if isinstance(value, cls) else checks.count(name, value)
 
@@ -92,29 +92,29 @@ SampleErrorPolicy: TypeAlias = Literal["raise", "skip", "replace"]
 Seeding: TypeAlias = Literal["batch", "sample"]
 WorkerMethod: TypeAlias = Literal["multiprocessing", "thread"]
 UnevenRanks: TypeAlias = Literal["pad", "drop", "keep"]
-UNEVEN_RANKS = get_args(UnevenRanks)
 
-FIXED: Final = frozenset(
-    {
-        *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
-        *("remote", "worker_method"),
-    }
+_PLAIN: Final = (int, float, str)
+
+FIXED: Final = (
+    *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
+    *("remote", "worker_method"),
 )
 """What cannot be changed once a loader is built."""
 
-AT_FIRST: Final = frozenset({"num_replicas", "rank", "num_shards", "uneven_ranks"})
-"""Likewise, but a subclass may keep something of its own under these names."""
+AT_FIRST: Final = ("num_replicas", "rank", "num_shards", "uneven_ranks")
+"""The same, but a subclass may keep something of its own under these names."""
 
 FOR_WORKERS: Final = (
-    *("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"),
-)
+    "persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"
+)  # fmt: skip
 """Options that mean nothing without workers."""
 
-FOR_PROCESSES: Final = (*("multiprocessing_context", "max_worker_restarts", "remote", "reseed_fn"),)
+FOR_PROCESSES: Final = ("multiprocessing_context", "max_worker_restarts", "remote", "reseed_fn")
 """Options that mean nothing for workers in threads."""
 
 
 @public
+@checks.checks_options
 @dataclasses.dataclass(frozen=True)
 class LoaderConfig:
     """Every option of ``lit_loader.DataLoader`` except the dataset, validated on construction.
@@ -144,58 +144,51 @@ class LoaderConfig:
     persistent_workers: bool = checked(False, checks.flag_or_none)
     pin_memory_device: str = checked("", checks.text)
     in_order: bool = checked(True, flag)
-    worker_method: WorkerMethod = checked(
-        "multiprocessing", partial(checks.one_of, choices=get_args(WorkerMethod))
-    )
+    worker_method: WorkerMethod = checked("multiprocessing", _one_of(WorkerMethod))
     seed: int | None = checked(None, or_none(partial(count, below=2**64)))
-    seeding: Seeding = checked("batch", partial(checks.one_of, choices=get_args(Seeding)))
+    seeding: Seeding = checked("batch", _one_of(Seeding))
     reseed_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
     num_replicas: int | Literal["auto"] | None = checked(None, or_none(checks.or_auto(1)))
     rank: int | None = checked(None, or_none(count))
     num_shards: int | None = checked(None, or_none(partial(positive, below=2**20)))
-    uneven_ranks: UnevenRanks = checked("pad", partial(checks.one_of, choices=UNEVEN_RANKS))
+    uneven_ranks: UnevenRanks = checked("pad", _one_of(UnevenRanks))
     max_worker_restarts: int = checked(3, count)
     stall_warning: float = checked(60, seconds)
-    on_sample_error: SampleErrorPolicy = checked(
-        "raise", partial(checks.one_of, choices=get_args(SampleErrorPolicy))
-    )
+    on_sample_error: SampleErrorPolicy = checked("raise", _one_of(SampleErrorPolicy))
     max_sample_errors: int | None = checked(None, or_none(count))
     sample_retries: int | Retry = checked(0, Retry.check)
     read_threads: int = checked(0, partial(count, below=1024))
     remote: Any = checked(None, or_none(checks.remote_workers))
 
     def __post_init__(self) -> None:
-        checks.check_fields(self)
-        self.refuse(self._conflicts())
+        self._refuse(self._conflicts())
 
     def __repr__(self) -> str:
         """The options that differ from their defaults; there are too many to read all of them."""
-        changed = [
-            f"{name}={short_repr(getattr(self, name))}" for name in self._changed(vars(self))
-        ]
+        changed = [f"{name}={short_repr(getattr(self, name))}" for name in self._changed(DEFAULTS)]
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def _changed(self, names: Iterable[str]) -> Iterator[str]:
         """Yield those of these options that differ from their defaults."""
         for name in names:
-            value, default = getattr(self, name), getattr(LoaderConfig, name)
-            plain = isinstance(value, (int, float, str))  # an array would be compared by element
-            if value is not default and not (plain and value == default):
+            value, default = getattr(self, name), DEFAULTS[name]
+            # An array would be compared by element.
+            if value is not default and not (isinstance(value, _PLAIN) and value == default):
                 yield name
 
-    def refuse(self, found: Iterator[tuple[str, ...]]) -> None:
-        """Raise the first of conflicts: the text, and the options whose values it is to name.
+    def _refuse(self, conflicts: Iterator[tuple[str, ...]]) -> None:
+        """Raise the first conflict: a text, and the options whose values it is to name.
 
         The text ends in what the first of these is to be, or ends with "at": at its default.
         """
-        for text, *names in found:
+        for text, *names in conflicts:
             if text.endswith(" at"):
-                text += f" {getattr(LoaderConfig, names[0])!r}"
+                text += f" {DEFAULTS[names[0]]!r}"
             values = " and ".join(f"{name}={short_repr(getattr(self, name))}" for name in names)
             raise OptionError(f"{text}, got {values}")
 
     def _conflicts(self) -> Iterator[tuple[str, ...]]:
-        """Say which options rule one another out, for `refuse`."""
+        """Yield which options rule one another out, for `_refuse`."""
         if self.batch_sampler is not None:
             for name in self._changed(("batch_size", "shuffle", "sampler", "drop_last")):
                 if name != "shuffle" or self.shuffle:
@@ -218,33 +211,65 @@ class LoaderConfig:
             text = "reseed_fn seeds generators for one sample after another: leave read_threads at"
             yield text, "read_threads", "reseed_fn"
         rank, replicas = self.rank, self.num_replicas
-        if replicas == "auto" and rank is not None:
-            text = "num_replicas='auto' takes the rank from torch.distributed: leave rank at"
-            yield text, "rank", "num_replicas"
-        if replicas != "auto" and (rank is None) != (replicas is None):
-            yield "rank and num_replicas are given together or not at all", "rank", "num_replicas"
-        if rank is not None and isinstance(replicas, int) and rank >= replicas:
+        if replicas == "auto":
+            if rank is not None:
+                text = "num_replicas='auto' takes the rank from torch.distributed: leave rank at"
+                yield text, "rank", "num_replicas"
+        elif rank is None or replicas is None:
+            if rank is not replicas:
+                text = "rank and num_replicas are given together or not at all"
+                yield text, "rank", "num_replicas"
+        elif rank >= replicas:
             yield "rank must be less than num_replicas", "rank", "num_replicas"
         if self.num_shards is not None:
-            from lit_loader.core.options import stream_options
-
-            yield from stream_options.conflicts(self)
+            if self.replica and self.num_shards % self.replica[1]:
+                text = "num_shards must be a multiple of num_replicas, so that ranks read equally "
+                yield f"{text}many", "num_shards", "num_replicas"
+            if self.uneven_ranks == "drop":
+                text = "uneven_ranks='drop' is for map-style datasets, because nobody knows in "
+                text += "advance which shard of a stream ends first: use 'pad', which repeats "
+                yield f"{text}batches, or 'keep'", "num_shards", "uneven_ranks"
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
             text = "max_sample_errors needs on_sample_error='skip' or 'replace'"
             yield text, "max_sample_errors", "on_sample_error"
 
-    @property
-    def remote_workers(self) -> int:
-        """Workers on other machines."""
-        return 0 if self.remote is None else int(self.remote.num_workers)
+    def check_kind(self, iterable: bool) -> None:
+        """Refuse what a dataset rules out by being iterable, or by not being it.
+
+        Raises:
+            OptionError: An option does not go together with such a dataset.
+        """
+        if iterable:
+            self._refuse(self._conflicts_of_streams())
+        elif self.num_shards is not None:
+            self._refuse(
+                iter([("num_shards is for an IterableDataset: leave it at", "num_shards")])
+            )
+
+    def _conflicts_of_streams(self) -> Iterator[tuple[str, ...]]:
+        order, no_indices = "which decides its own order", "which has no indices"
+        refused = {
+            **dict.fromkeys(("shuffle", "sampler", "batch_sampler"), order),
+            "remote": "whose shards stay on this machine",
+        }
+        if self.read_threads > 1:
+            refused["read_threads"] = f"{no_indices} (use threads in its __iter__)"
+        for name, why in refused.items():
+            if getattr(self, name):
+                yield f"{name} does not apply to an IterableDataset, {why}: leave it at", name
+        if self.on_sample_error == "replace":
+            text = f"'replace' does not apply to an IterableDataset, {no_indices}: use 'skip'"
+            yield f"on_sample_error={text}", "on_sample_error"
+        if self.num_workers == "auto" and self.num_shards is None:
+            text = "num_workers='auto' does not apply to an IterableDataset without num_shards, "
+            yield f"{text}whose data depends on the number of workers: pass it", "num_workers"
 
     @property
     def replica(self) -> tuple[int, int] | None:
         """This process's number among those that share the data, and how many they are."""
-        ours, all_of_them = self.rank, self.num_replicas
-        if ours is None or not isinstance(all_of_them, int):
+        if self.rank is None or not isinstance(self.num_replicas, int):
             return None
-        return ours, all_of_them
+        return self.rank, self.num_replicas
 
     def with_ranks(self) -> LoaderConfig:
         """Returns this config with ``num_replicas="auto"`` replaced by the ranks of the job.
@@ -276,17 +301,8 @@ class LoaderConfig:
         """
         if self.sampler is None and self.batch_sampler is None:
             return self
-        made = {
-            name: getattr(self, name)(dataset)
-            for name in ("sampler", "batch_sampler")
-            if checks.is_factory(getattr(self, name))
-        }
-        for name, value in made.items():
-            if not checks.is_iterable(value):
-                raise OptionError(
-                    f"{name} factory must return an iterable, got {short_repr(value)} "
-                    f"from {short_repr(getattr(self, name))}"
-                )
+        given = {"sampler": self.sampler, "batch_sampler": self.batch_sampler}
+        made = {name: make(dataset) for name, make in given.items() if checks.is_factory(make)}
         return dataclasses.replace(self, **made) if made else self
 
     @classmethod
@@ -302,28 +318,17 @@ class LoaderConfig:
             OptionError: An option is unknown (the message names the nearest known one) or refused.
         """
         names = [name for name in options.pop("_names_", None) or () if name[:1] != "_"]
-        checks.known_options(names, [*cls.__dataclass_fields__], place="loader.")
+        checks.known_options(names, DEFAULTS, place="loader.")
         if options.get("num_workers", 0) in (0, "0") and options.get("remote") is None:
             for name in ("persistent_workers", "prefetch_factor", "timeout"):
-                value = check_option(name, options.pop(name, getattr(cls, name)))
+                value = check_option(name, options.pop(name, DEFAULTS[name]))
                 if name == "timeout" and value:
-                    warnings.warn(
-                        f"lit_loader: timeout={value} has no effect: num_workers=0 reads samples "
-                        "in the calling process, where one that hangs is not noticed",
-                        stacklevel=program_stacklevel(),
+                    warn(
+                        f"timeout={value} has no effect: num_workers=0 reads samples in the "
+                        "calling process, where one that hangs is not noticed"
                     )
         if options.get("sampler") is not None or options.get("batch_sampler") is not None:
             options.pop("shuffle", None)
-        return cls._known(options)
-
-    @classmethod
-    def _known(cls, options: dict[str, Any]) -> LoaderConfig:
-        """Build a config from options, of which none is unknown."""
-        checks.known_options(options, [*cls.__dataclass_fields__])
-        workers = options.get("num_workers")
-        if isinstance(workers, str) and workers.isdecimal():
-            # Of an environment variable, say: Hydra converts what is a number and nothing else.
-            options["num_workers"] = int(workers)
         return cls(**options)
 
     def as_kwargs(self) -> dict[str, Any]:
@@ -336,10 +341,10 @@ class LoaderConfig:
         Raises:
             OptionError: An override is unknown, or the result is refused.
         """
-        return self._known({**self.as_kwargs(), **overrides})
+        return type(self)(**{**vars(self), **overrides})
 
 
-LoaderConfig.__init__ = checks.known_keywords(LoaderConfig.__init__)  # type: ignore[method-assign]
+DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(LoaderConfig)}
 
 
 def check_option(name: str, value: Any) -> Any:
