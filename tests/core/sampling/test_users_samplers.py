@@ -21,8 +21,8 @@ from torch.utils.data import (
 )
 from torch.utils.data import DataLoader as TorchLoader
 
-from lit_loader import DataLoader, StateError, merge_states
-from tests.support.exact import StatefulSampler, loaded, state_behind
+from lit_loader import DataLoader, merge_states
+from tests.support.exact import StatefulSampler, loaded
 from tests.support.samples import Call
 from tests.support.tools import lists
 
@@ -308,14 +308,6 @@ def test_what_is_not_brought_back_is_said(kind: Any) -> None:
     resumed = loaded(loader_of(kind()), loader.state_dict())
     with pytest.warns(UserWarning, match="LL319"):
         assert len(list(resumed)) == BATCHES - 2
-
-
-@pytest.mark.parametrize("damage", [b"x", 3, [], {}])
-def test_a_damaged_generator_is_refused(damage: Any) -> None:
-    state = state_behind(loader_of(InChunks()), 2)
-    state["sampler"]["generator"] = damage
-    with pytest.raises(StateError, match="generator"):
-        lists(loaded(loader_of(InChunks()), state))
 
 
 @pytest.mark.parametrize("batches", [1, None], ids=["mid-epoch", "between epochs"])

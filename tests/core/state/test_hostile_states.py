@@ -19,7 +19,6 @@ from lit_loader import (
     MixtureDataset,
     MixtureSampler,
     MixtureStream,
-    OptionError,
     StateError,
     TokenBudgetBatchSampler,
 )
@@ -27,7 +26,6 @@ from lit_loader.core.state.state_validation import MAX_BATCHES, MAX_COUNT
 from tests.support.datasets import Stream
 from tests.support.samples import Call, StatefulCounting
 from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
-from tests.support.tools import refused
 
 LENGTH = 22
 
@@ -303,31 +301,6 @@ def test_so_is_any_where_workers_read(data: st.DataObject) -> None:
 # --- what users' own objects have put there ---
 
 
-@pytest.mark.parametrize("part", [deep(100), selfish(), laughing()])
-def test_what_a_sampler_has_put_there_may_be_anything(part: Any) -> None:
-    seen = []
-
-    class Any_(Places):
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            seen.append(state)
-
-    state = copy.deepcopy(taken_at("stateful", 1))
-    state["sampler"]["sampler"] = part
-    loader = DataLoader(**mapped(sampler=Any_()))
-    state["fingerprint"]["order"] = "Any_"
-    loader.load_state_dict(state)
-    next(iter(loader))
-    assert type(seen[0]) is type(part)
-    assert seen[0] is not part
-
-
-def test_a_part_that_is_nested_too_deeply_is_refused() -> None:
-    state = copy.deepcopy(taken_at("stateful", 1))
-    state["sampler"]["sampler"] = deep(100_000)
-    message = refused(lambda: make("stateful").load_state_dict(state), StateError)
-    assert "sampler" in message and "RecursionError" in message
-
-
 # --- what is said ---
 
 
@@ -373,12 +346,3 @@ def test_a_position_behind_the_epochs_end_is_refused() -> None:
 
 
 # --- epochs that no run comes to ---
-
-
-@pytest.mark.parametrize("epoch", [2**62, -(2**62) - 1, 10**5000], ids=["above", "below", "far"])
-def test_epochs_that_no_state_can_hold_are_refused(epoch: int) -> None:
-    for target in (
-        make("order"), TokenBudgetBatchSampler([1, 2], 8),
-    ):  # fmt: skip
-        with pytest.raises(OptionError, match="epoch"):
-            target.set_epoch(epoch)
