@@ -144,7 +144,7 @@ def main(root: Path) -> None:
     runs["auto"] = [int(batch) for batch in DataLoader(range(6), num_replicas="auto")]
     (root / f"seen-{run.global_rank}.json").write_text(json.dumps(runs))
     for name, stop, before in (("whole", 0, ""), ("first", 14, ""), ("second", 0, "first")):
-        sharded_fit.fit(root, 2, "pad", name, stop, before)
+        sharded_fit.fit(root, name, stop, before)
     torch.distributed.barrier()
 
 
