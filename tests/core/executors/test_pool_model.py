@@ -505,6 +505,23 @@ def machine() -> Iterator[PoolMachine]:
     machine.teardown()
 
 
+def test_a_second_copy_of_what_is_queued_behind(machine: PoolMachine) -> None:
+    """The first of the two replies counts, the other one gives its slot back."""
+    machine.begin(num_workers=2, depth=2)
+    machine.submit(4)
+    for worker in (0, 1):
+        machine.step(worker, 2)
+    machine.step(1, 60)  # it has done both of its tasks
+    machine.receive(3)  # and is given what is queued behind the other's
+    assert len(machine.pool._tasks) == 2 and len(machine.pool._copies) == 3
+    machine.step(1, 60)
+    machine.receive(1)
+    assert sorted(number for number, *_ in machine.held) == [1, 2, 3]
+    machine.step(0, 60)
+    machine.receive(2)
+    assert not machine.pool._copies
+
+
 STORIES: dict[str, list[tuple[str, Any]]] = {
     # The first copy was called off, and is done all the same, by whoever is there.
     "who dies with the second copy": [
