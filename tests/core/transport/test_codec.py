@@ -351,48 +351,6 @@ class TestArrays:
 
 
 class TestLifetime:
-    def batch(self) -> tuple[Any, weakref.ref[Lease]]:
-        slot = new_slot()
-        sent = {
-            "tensor": torch.arange(12.0).view(3, 4),
-            "half": torch.ones(3, dtype=torch.bfloat16),
-            "array": np.arange(4),
-            "record": np.zeros(2, [("a", "i4"), ("b", "f4")]),
-            "sparse": torch.eye(2).to_sparse(),
-            "text": "nothing that looks into the slot",
-            "empty": torch.ones(0),
-            "number": np.float32(1),
-        }
-        place = encode(sent, SlotWriter(slot))
-        return decode(slot, *place), weakref.ref(slot)
-
-    @pytest.mark.parametrize(
-        "keep",
-        [
-            lambda b: b["tensor"],
-            lambda b: b["half"],
-            lambda b: b["array"],
-            lambda b: b["record"],
-            lambda b: b["sparse"],
-            lambda b: b["tensor"].untyped_storage(),
-            lambda b: b["tensor"][1:, 2],
-            lambda b: b["tensor"].numpy()[1:].T,
-            lambda b: b["half"].view(torch.int16),
-            lambda b: b["array"][2:].view(np.uint8)[::2],
-            lambda b: b["record"]["b"],
-            lambda b: memoryview(b["array"]),
-            lambda b: b["sparse"]._values(),
-        ],
-    )
-    def test_any_view_keeps_the_slot_and_the_last_frees_it(self, keep: Any) -> None:
-        batch, slot = self.batch()
-        kept = keep(batch)
-        del batch
-        gc.collect()
-        assert slot() is not None
-        del kept
-        assert slot() is None  # at once, no collection needed
-
     @pytest.mark.filterwarnings("ignore")  # torch's, of prototypes
     @pytest.mark.parametrize("kind", [*KINDS, "storage", "twice"])
     def test_every_kind_keeps_the_slot_and_frees_it(self, kind: str) -> None:
