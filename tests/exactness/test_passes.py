@@ -456,20 +456,6 @@ def test_a_loop_that_asks_for_len_loader_batches_lets_samplers_come_to_their_end
 # --- start ---
 
 
-def test_what_is_changed_after_start_counts(make: Any) -> None:
-    _, state = stop(make(seed=1), 2)
-    expected = make(seed=1)
-    expected.load_state_dict(state)
-    loader = make(seed=1)
-    loader.start()
-    loader.load_state_dict(state)
-    assert content(loader) == content(expected)
-    loader.start()
-    loader.set_epoch(5)
-    expected.set_epoch(5)
-    assert content(loader) == content(expected)
-
-
 def test_what_persistent_workers_begin_early_is_not_read_twice(
     make: Any, how: dict[str, Any], tmp_path: Path
 ) -> None:

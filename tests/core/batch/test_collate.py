@@ -22,8 +22,6 @@ class Point(NamedTuple):
 
 
 class Attributed(dict):
-    """A dict with an attribute."""
-
     note = ""
 
 
@@ -68,8 +66,6 @@ class Tagged(torch.Tensor):
 
 
 class Custom:
-    """An element that only a registered rule can collate."""
-
     def __init__(self, value: int) -> None:
         self.value = value
 

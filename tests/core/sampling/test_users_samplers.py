@@ -65,8 +65,6 @@ class SeededByEpoch(Own):
 
 
 class SeedsItsGenerator(Own):
-    """Seeds in ``set_epoch`` what its constructor has seeded."""
-
     def __init__(self) -> None:
         self.generator = seeded(5)
 
@@ -147,8 +145,6 @@ class InChunks(Own):
 
 
 class Eager(Own):
-    """Draws from torch's global generator as soon as it is iterated."""
-
     def __init__(self) -> None:
         pass
 
@@ -168,8 +164,6 @@ class Counting(Own):
 
 
 class Hidden(Own):
-    """Its generator has another name than ``generator``."""
-
     def __init__(self) -> None:
         self.rng = random.Random(1)
 

@@ -3,7 +3,6 @@
 import functools
 import random
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -83,17 +82,6 @@ def test_batch_size_and_ranks_do_not_matter() -> None:
     for rank in range(2):
         found |= by_index(epochs(Noisy(), count=1, num_replicas=2, rank=rank, uneven_ranks="keep"))
     assert found == expected
-
-
-@pytest.mark.parametrize(
-    "kind", [tuple, torch.tensor, np.array, lambda batch: dict.fromkeys(batch)]
-)
-def test_indices_of_any_kind(kind: Callable[[list[int]], Any]) -> None:
-    def drawn(kind: Callable[[list[int]], Any]) -> list[bytes]:
-        batches = [kind([3, 1, 2]), kind([5, 4])]
-        return [content(batch) for batch in DataLoader(Noisy(), batch_sampler=batches, seed=7)]
-
-    assert drawn(kind) == drawn(list)
 
 
 def test_a_sample_that_comes_twice_is_augmented_twice() -> None:

@@ -172,25 +172,18 @@ CONSTANTS: list[Any] = [
 ]
 JUNK: list[Callable[[], Any]] = [
     *(lambda value=value: value for value in CONSTANTS),
-    lambda: torch.tensor(3),
     lambda: torch.arange(3),
     lambda: torch.zeros(2, requires_grad=True) * 2,
     lambda: torch.empty(3, device="meta"),
     lambda: torch.zeros(1).expand(10**12),
-    lambda: np.arange(4.0),
     lambda: np.array([None, {}], object),
     list,
     dict,
     set,
     lambda: [1, 2, 3],
-    lambda: [[0, None, False]],
     lambda: {1: 2, "a": 3, None: 4, (5,): 6},
-    lambda: {"generator": b"x", "sampler": 3, "head": {}},
-    lambda: {"sampler": {"position": 3}, "due": [10**30, None]},
-    lambda: {"iterator": {"position": "3"}},
-    lambda: {"sampler": {"position": []}, "over": 1},
-    lambda: [3, {"dataset": {"position": "x"}}, False, 1],
-    lambda: {"head": [10**30, "a", None]},
+    lambda: {"sampler": {"position": 3}, "iterator": {"position": "3"}},
+    lambda: [3, {"dataset": {"position": "x"}}, False, 10**30],
     lambda: deep(3),
     lambda: deep(100),
     lambda: deep(100_000),
@@ -280,7 +273,7 @@ def fuzzing(examples: int) -> Any:
 
 
 quiet = pytest.mark.filterwarnings(
-    "ignore:.*(has no state_dict and load_state_dict|has not asked which of them):UserWarning"
+    "ignore:.*(no state_dict and load_state_dict|LL308|has not asked which of them):UserWarning"
 )
 
 
