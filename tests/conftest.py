@@ -94,7 +94,6 @@ def said_again() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Compare what is there before and after each test."""
     children, shared, arenas = _children(), _shared_memory(), _arenas()
     yield
 
@@ -131,14 +130,12 @@ def by_fork() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option for another start method."""
     parser.addoption(
         "--start-method", help="which processes have where none is chosen (default: Python's own)"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hand the option on."""
     method = config.getoption("--start-method")
     if method:
         multiprocessing.set_start_method(method)

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader, OptionError, Retry, SampleError, SampleErrorsError
 from lit_loader.data import bad_samples
-from lit_loader.data.bad_samples import MAX_BACKOFF, MAX_DRAWS, MAX_IN_A_ROW
+from lit_loader.data.bad_samples import MAX_BACKOFF, MAX_IN_A_ROW
 from lit_loader.data.sample_errors import KEPT_ERRORS, NOT_REPLACED
 from tests.support.bad_data import BAD, CannotRead, Choosy, Stream
 from tests.support.exact import noisy_collate
@@ -189,18 +189,6 @@ def test_a_sample_without_a_replacement_is_an_error_at_once(workers: int) -> Non
                 with pytest.raises(SampleErrorsError, match=rf"\({bad} bad samples.*LL211"):
                     next(iterator)
             assert iterator.sample_errors.errors[-1].action in ("skipped", NOT_REPLACED)
-
-
-def test_the_search_for_a_replacement_is_bounded() -> None:
-    read = []
-
-    def fail(index: int) -> None:
-        read.append(index)
-        fail_always(index)
-
-    with pytest.raises(SampleErrorsError):
-        next(iter(DataLoader(Call(fail, 300), 60, on_sample_error="replace", seed=1)))
-    assert len(read) == 60 + MAX_DRAWS
 
 
 def test_an_iterable_dataset_has_no_replacements() -> None:

@@ -21,8 +21,6 @@ from lit_loader import (
     StateError,
     TokenBudgetBatchSampler,
 )
-from lit_loader.data.balance import deal
-from lit_loader.data.packing import best_fit
 from tests.support.exact import loaded, through_file
 from tests.support.lightning_runs import quiet_trainer
 from tests.support.samples import Call
@@ -148,33 +146,6 @@ def hold_each_once(batches: Any, made: Any, fitting: list[int], replicas: int, d
     assert len(held) == len({*held}) and {*held} <= {*fitting}
     assert drop or sorted(held) == fitting
     assert len(batches) % replicas == 0 or all(len(batch) == 1 for batch in batches)
-
-
-@given(st.data(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 6), st.booleans())
-def test_dealing(data: Any, runs: int, batches: int, size: int, exchange: bool) -> None:
-    number = st.lists(st.integers(0, 1000), min_size=batches * size, max_size=batches * size)
-    costs = np.array([data.draw(number) for _ in range(runs)], float)
-    dealt = deal(costs, batches, exchange)
-    assert dealt.shape == (runs, batches, size)
-    for run, each in zip(costs, dealt, strict=True):
-        assert sorted(each.ravel()) == list(range(batches * size))
-        sums, in_order = run[each].sum(axis=1), run.reshape(batches, size).sum(axis=1)
-        assert sums.max() <= max(in_order.max(), sums.mean() + run.max())
-        if not exchange:  # the longest of each batch are the longest of all
-            longest = np.sort(run[each].max(axis=1))
-            assert longest.tolist() == np.sort(run)[-batches:].tolist()
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(50, 90))
-def test_best_fit(lengths: list[int], room: int) -> None:
-    windows = np.array([np.roll(lengths, shift) for shift in range(3)])
-    packs, used = best_fit(windows, room)
-    for of, where, count in zip(windows, packs, used, strict=True):
-        assert sorted({*where.tolist()}) == list(range(count))
-        held = np.bincount(where, weights=of)
-        assert held.max() <= room
-        # No two packs could be one: then the later one would not have been begun.
-        assert count == 1 or np.sort(held)[:2].sum() > room
 
 
 def test_orders_of_the_dataset() -> None:
@@ -358,12 +329,9 @@ class Owing:
         (KINDS[0], [1], {"group": 0}, "group must be a whole number of at least 1"),
         (KINDS[0], [1], {"length_from": "cost"}, "did you mean lengths_from?"),
         (KINDS[1], [1.5], {}, "one whole number for each sample"),
-        (KINDS[1], [3], {"window": 0}, "window must be a whole number of at least 1"),
         (KINDS[2], Call(int, 3), {}, "attribute 'lengths' that holds them"),
         (KINDS[2], MixtureDataset([range(3), range(5)]), {}, "got 2 for 8 samples"),
-        (KINDS[2], [3], {"max_tokens": 0}, "max_tokens must be a whole number of at least 1"),
         (KINDS[2], [3], {"max_tokens": 2**63}, "max_tokens must be a whole number of at least 1"),
-        (KINDS[2], [3], {"num_replicas": 0}, "num_replicas must be a whole number of at least 1"),
         (KINDS[2], [3], {"seed": -1}, "seed must be a whole number of at least 0"),
         (KINDS[2], [3], {"spread": 2}, "spread must be a number from 0 to 1"),
         (KINDS[2], [3], {"too_long": "cut"}, "must be one of 'raise', 'skip', 'truncate'"),

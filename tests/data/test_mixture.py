@@ -240,17 +240,13 @@ NOT_ALL = {"a": 0, "b": 0, "c": 0}
             for make in (lambda w: MixtureDataset(SOURCES, w), lambda w: MixtureStream(SOURCES, w))
             for weights, message in [
                 (5, "one number for each of the datasets 'a', 'b', 'c'"),
-                ([1, 2], "one number for each of the datasets 'a', 'b', 'c'"),
                 ({"a": 1, "d": 2}, "or by name, got weights={'a': 1, 'd': 2}"),
-                (["3", "1", "1"], "weights must be finite numbers of at least 0"),
                 ([1, -1, 1], "weights must be finite numbers of at least 0"),
-                ([1, 1, float("nan")], "weights must be finite numbers of at least 0"),
                 (NOT_ALL, "at least one of them above 0"),
                 ([(5, FIRST)], "weights that change must begin at draw 0"),
                 ([(0, FIRST), (0, THEN)], "their draws must rise, got draws [0, 0]"),
                 ([(0, FIRST), (1.5, THEN)], "weights' draw must be a whole number of at least 0"),
                 ([(0, FIRST), (9, {"a": 1})], "the datasets 'a', 'b', 'c', in a list or by name"),
-                ([(0, FIRST), (9, NOT_ALL)], "at least one of them above 0"),
             ]
         ),
         (lambda: sampler([1, 1, 1e-9]), "at least a millionth of their sum"),

@@ -4,12 +4,10 @@ import itertools
 import random
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from lit_loader import (
@@ -21,9 +19,9 @@ from lit_loader import (
     get_epoch,
     get_shard,
 )
+from tests.support.datasets import Lines, Shuffled, StatefulStream, drawn
 from tests.support.exact import loaded, through_file
-from tests.support.mixed_sources import Held, HeldWithState
-from tests.support.samples import Cursor, share, uncollated
+from tests.support.samples import Cursor, StatefulCounting, share, uncollated
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*MixtureStream has a source that has no state_dict"
@@ -43,13 +41,8 @@ def first_of(loader: DataLoader[Any], count: int) -> list[Any]:
 # --- ends ---
 
 
-class WithIteratorState(Held):
-    def __iter__(self) -> Iterator[Tensor]:
-        return Cursor(self.item, self.numbers())
-
-
 def streams(strategy: str, epoch_length: int | None = None) -> MixtureStream:
-    sources = [Held(0, 40), WithIteratorState(1000, 90), HeldWithState(5000, 30)]
+    sources = [Lines(40), StatefulCounting(90, lambda n: drawn(1000 + n)), StatefulStream(30, 5000)]
     return MixtureStream(sources, [2, 2, 1], epoch_length, strategy, seed=7)
 
 
@@ -73,7 +66,7 @@ def test_streams_end_as_the_strategy_says(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_empty_share_is_left_out_and_reported_once(workers: int) -> None:
     sources = MixtureStream(
-        {"few": Held(0, 1), "many": Held(100, 60)}, epoch_length=50, stopping_strategy="repeat"
+        {"few": Lines(1), "many": Lines(60, 100)}, epoch_length=50, stopping_strategy="repeat"
     )
     line = "MixtureStream: source 'few' is empty in at least one of 4 shards"
     with (
@@ -86,7 +79,7 @@ def test_an_empty_share_is_left_out_and_reported_once(workers: int) -> None:
 
 def test_a_shard_without_a_sample_of_the_first_exhausted_source_is_reported() -> None:
     """Nearly all of the others' samples would be left out in silence."""
-    sources = {"few": Held(0, 1), "many": Held(100, 60)}
+    sources = {"few": Lines(1), "many": Lines(60, 100)}
     with (
         DataLoader(MixtureStream(sources), 5, num_shards=4) as loader,
         pytest.warns(UserWarning, match="'few' is empty .*'first_exhausted' ends the epoch"),
@@ -98,26 +91,16 @@ def test_a_shard_without_a_sample_of_the_first_exhausted_source_is_reported() ->
 
 @pytest.mark.filterwarnings("ignore:.*yielded no batch")
 def test_a_mixture_of_nothing() -> None:
-    nothing = MixtureStream([Held(0, 0)], epoch_length=5, stopping_strategy="repeat")
+    nothing = MixtureStream([Lines(0)], epoch_length=5, stopping_strategy="repeat")
     for iterated in (DataLoader(nothing), nothing):
         with pytest.warns(UserWarning, match="source '0' is empty, so its weight"):
             assert list(iterated) == []
 
 
-class Drawn(Held):
-    """Draws its order before its first sample, from a global generator and one of its own."""
-
-    def __iter__(self) -> Iterator[Tensor]:
-        order = [*range(self.start, self.start + self.length)]
-        random.shuffle(order)
-        self.python.shuffle(order)
-        return map(self.item, share(order))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_all_shards_shuffle_a_source_in_the_same_way(workers: int) -> None:
     """Though each begins it during another batch."""
-    sources = [Drawn(0, 40), Drawn(100, 40)]
+    sources = [Shuffled(random, length=40), Shuffled(random.Random(1), length=40, start=100)]
     mixture = MixtureStream(sources, weights=[9, 1], stopping_strategy=ALL, seed=5)
     with DataLoader(mixture, 4, num_shards=3, num_workers=workers, seed=2) as loader:
         found = numbers(loader)
@@ -190,7 +173,7 @@ def test_who_reads_again_is_warned() -> None:
     """Only if a source that has been begun, and is not through, has no state."""
 
     def loader() -> DataLoader[Any]:
-        sources = [HeldWithState(0, 24), Held(100, 12)]
+        sources = [StatefulStream(24), Lines(12, 100)]
         return DataLoader(MixtureStream(sources, [3, 1], None, ALL, seed=1), 2)
 
     one, warned = loader(), []

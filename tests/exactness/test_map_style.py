@@ -391,14 +391,3 @@ def test_the_largest_seed_and_epoch() -> None:
         for each in (loader, alone):
             each.set_epoch(2**62 - 1)
         assert digests(loader) == digests(alone)
-
-
-def test_a_loop_left_early_leaves_the_programs_generators_alone() -> None:
-    before = own_generators()
-    for workers in (0, 2):
-        with CASES["shuffle, noisy"].loader(workers) as loader:
-            _, iterator = taken(loader, 2)
-            loader.state_dict()
-            assert own_generators() == before
-            del iterator
-    assert own_generators() == before

@@ -1,7 +1,6 @@
 """States: where they may be taken and loaded, and what that costs."""
 
 import copy
-import time
 from typing import Any
 
 import pytest
@@ -113,22 +112,6 @@ def test_the_epoch_after_a_state_of_an_epochs_last_batch() -> None:
     resumed.load_state_dict(stopped.state_dict())
     resumed.set_epoch(1)
     assert [[batch.tolist() for batch in resumed] for _ in range(2)] == passes[1:]
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_resuming_is_as_fast_at_the_end_as_at_the_start(shuffle: bool) -> None:
-    def seconds(share: float) -> float:
-        loader = DataLoader(Numbers(10**9), 256, shuffle, seed=1)
-        state = loader.state_at(0, int(len(loader) * share))
-        times = []
-        for _ in range(5):
-            start = time.process_time()
-            loader.load_state_dict(state)
-            next(iter(loader))
-            times.append(time.process_time() - start)
-        return min(times)
-
-    assert seconds(0.99) < 10 * seconds(0.01)  # of four million batches
 
 
 def augment(number: int) -> torch.Tensor:

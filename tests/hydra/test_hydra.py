@@ -55,7 +55,6 @@ GROUPS = {
     "collate": {"list", "pack", "pad"},
     "callbacks": {"monitor", "state"},
 }
-PRESETS = sorted(GROUPS["loader"] - {"_inherit", "split", "ray"})
 
 
 class Numbers(OfLength):

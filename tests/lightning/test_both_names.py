@@ -8,8 +8,6 @@ import pytest
 
 from lit_loader import LoaderDataModule, LoaderMonitor, LoaderStateCallback
 from lit_loader.lightning import trainer_plugin
-from tests.support.exact import Augmented
-from tests.support.lightning_runs import Saves, Sees, quiet_trainer
 from tests.support.programs import run_python
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
@@ -18,22 +16,6 @@ names = [importlib.import_module(name) for name in NAMES]
 pytestmark = pytest.mark.skipif(
     len({each.__version__ for each in names}) > 1, reason="of different versions"
 )
-
-
-def test_a_checkpoint_of_one_is_resumed_by_the_other(tmp_path: Path) -> None:
-    def fit(pl: Any, *callbacks: Any, resumed: Path | None = None) -> Any:
-        model = type("Model", (Sees, pl.LightningModule), {})()
-        options = {"batch_size": 4, "seed": 5}
-        data = LoaderDataModule({"train": Augmented(22)}, options, train={"shuffle": True})
-        trainer = quiet_trainer(tmp_path, pl.Trainer, max_epochs=2, callbacks=[*callbacks])
-        trainer.fit(model, datamodule=data, ckpt_path=resumed, weights_only=True)
-        return model.seen
-
-    one, other = names
-    path = tmp_path / "a.ckpt"
-    whole = fit(one, type("SaveAt", (Saves, one.Callback), {})(path, 8))
-    assert fit(other, resumed=path) == whole[8:]
-    assert len(whole) == 12
 
 
 @pytest.mark.parametrize("pl", names, ids=NAMES)

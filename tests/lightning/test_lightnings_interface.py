@@ -40,20 +40,6 @@ def run(make: Any, tmp_path: Path, *datasets: Any, **options: Any) -> dict[str, 
 # --- its loaders ---
 
 
-def test_the_four_splits(tmp_path: Path) -> None:
-    given = [Points(), Points(5), Points(4), Points(3)]
-    ours = run(ours_of, tmp_path, *given, batch_size=4, num_workers=2)
-    theirs = run(LightningDataModule.from_datasets, tmp_path, *given, batch_size=4)
-    train, reference = ([*chain(*each.pop("train"))] for each in (ours, theirs))
-    assert (
-        ours
-        == theirs
-        == {"val": [[0, 1, 2, 3], [4]], "test": [[0, 1, 2, 3]], "predict": [[0, 1, 2]]}
-    )
-    assert train != sorted(train)
-    assert sorted(train) == sorted(reference) == [*range(12)]
-
-
 @pytest.mark.parametrize(
     "train",
     [{"a": Points(4), "b": Points(4)}, [Points(4), Points(4)], {"a": [Points(4), Points(4)]}],

@@ -1,10 +1,9 @@
-"""Trainings on streams with ``num_shards``: checkpoints of all readers, resumed by other ranks.
+"""Trainings on streams with ``num_shards``: checkpoints of all readers, and epochs' ends.
 
-That one rank goes on with other workers is in test_resume.py ("shards").
+That ranks and one rank go on is in test_one_import.py and test_resume.py ("shards").
 """
 
 import itertools
-import json
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -19,39 +18,11 @@ from torch.utils.data import IterableDataset
 from lit_loader import DataLoader, LoaderDataModule, get_epoch
 from lit_loader.lightning import rank_states
 from lit_loader.lightning.rank_states import RankStates
-from tests.support import sharded_fit
-from tests.support.exact import digest, state_behind
+from tests.support import tail_ranks
+from tests.support.exact import state_behind
 from tests.support.lightning_runs import quiet_trainer
-from tests.support.programs import run_program
 from tests.support.samples import Counting
-from tests.support.sharded_fit import EPOCHS, Model, options, stream
-
-Seen = list[Any]
-
-
-def whole() -> Seen:
-    """What a loader without ranks and workers gives."""
-    loader = DataLoader(stream(), **options(0))
-    return [[epoch, int(batch[0, 0]), digest(batch)] for epoch in range(EPOCHS) for batch in loader]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
-    expected = whole()
-    done = 0
-    for name, ranks, stop, before in [
-        ("four", 4, 2, ""),
-        ("two", 2, 11, "four"),  # the Trainer's steps: 2 of them were done by four ranks
-        ("one", 1, 0, "two"),
-    ]:
-        run_program(Path(sharded_fit.__file__), tmp_path, ranks, "", f"{name},{stop},{before}")
-        seen = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
-        assert len({len(steps) for steps in seen}) == 1
-        together = [step for steps in zip(*seen, strict=True) for step in steps]
-        assert together == expected[done : done + len(together)]
-        done += len(together)
-    assert done == len(expected)
+from tests.support.sharded_fit import Model
 
 
 @pytest.fixture
@@ -67,7 +38,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
 def states_after(*steps: int) -> list[dict[str, Any]]:
     """States of as many ranks, each after so many batches."""
     return [
-        state_behind(sharded_fit.plain(len(steps), rank), taken) for rank, taken in enumerate(steps)
+        state_behind(tail_ranks.loader("iterator", "keep", 0, 2, rank), taken)
+        for rank, taken in enumerate(steps)
     ]
 
 

@@ -34,9 +34,9 @@ from lit_loader import (
 )
 from lit_loader.lightning import trainer_plugin
 from tests.support.datasets import drawn
-from tests.support.exact import Augmented, SharedWithIteratorState, digest
+from tests.support.exact import Augmented, digest
 from tests.support.lightning_runs import quiet_trainer
-from tests.support.samples import Call, Counting
+from tests.support.samples import Call, Counting, StatefulCounting
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
@@ -190,11 +190,6 @@ def plain_loader() -> DataLoader[Any]:
     return DataLoader(Augmented(), 4, True, seed=5)
 
 
-class Stream(SharedWithIteratorState):
-    def item(self, number: int) -> Tensor:
-        return super().item(number).repeat(2)
-
-
 @dataclass(frozen=True)
 class Setting:
     """How a run is trained; ``short``: samples of a second loader."""
@@ -221,7 +216,9 @@ class Setting:
         options = {"batch_size": 4, "seed": 5, "num_workers": workers}
         options["persistent_workers"] = workers > 0
         if self.stream:
-            return LoaderDataModule({"train": Stream(11, 11)}, {**options, "num_shards": 2})
+            return LoaderDataModule(
+                {"train": StatefulCounting(22, drawn)}, {**options, "num_shards": 2}
+            )
         train: Any = Augmented()
         if self.short:
             train = {"long": train, "short": Augmented(self.short)}

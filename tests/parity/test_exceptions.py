@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.support.datasets import Call, Squares, Stream
-from tests.support.samples import StatefulCounting
 from tests.support.samples import uncollated as as_is
 from tests.support.tools import flat, is_oracle, raises, whole_text
 
@@ -141,32 +140,6 @@ def test_what_is_raised(loader_class, num_workers, name):
 def test_the_length_of_a_dataset_to_shuffle(loader_class):
     with pytest.raises(OSError, match="index file lost"):
         loader_class(NoIdea(), shuffle=True)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("batch_size", [1, None])
-def test_a_stream_that_can_go_on(loader_class, num_workers, batch_size):
-    stream = StatefulCounting(4, failing_at(2))
-    loader = loader_class(stream, batch_size=batch_size, num_workers=num_workers)
-    iterator = iter(loader)
-    assert [int(next(iterator)) for _ in range(2)] == [0, 1]
-    with raises(ValueError, match="bad sample 2"):
-        next(iterator)
-    assert [int(value) for value in iterator] == [3]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_generator_that_fails_is_over(loader_class, num_workers):
-    class Broken(Stream):
-        def __iter__(self):
-            yield 1
-            raise ValueError("end of tape")
-
-    iterator = iter(loader_class(Broken(), num_workers=num_workers))
-    assert int(next(iterator)) == 1
-    with raises(ValueError, match="end of tape"):
-        next(iterator)
-    assert list(iterator) == []
 
 
 @pytest.mark.ours_only

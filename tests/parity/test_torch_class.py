@@ -254,34 +254,6 @@ def test_a_sharded_loader_shows_a_distributed_sampler(case: str, tail: str) -> N
             assert ids(again) == given
 
 
-# --- base seeds of several processes ---
-
-
-@pytest.mark.parametrize(("number", "then"), [(2, 1), (1, 2)])
-def test_a_state_goes_from_ranks_to_one_process_and_back(number: int, then: int) -> None:
-    """Where there are ranks, Lightning puts a DistributedSampler in; where there is one, none."""
-
-    def ranks(number: int) -> list[DataLoader[Any]]:
-        if number == 1:
-            return [DataLoader(DATA, 2, shuffle=True)]
-        samplers = [DistributedSampler(DATA, number, rank, seed=3) for rank in range(number)]
-        return [DataLoader(DATA, 1, sampler=sampler) for sampler in samplers]
-
-    def interleaved(loaders: list[DataLoader[Any]], batches: int) -> list[int]:
-        iterators = [iter(loader) for loader in loaders]
-        taken = [[next(each)[0].tolist() for each in iterators] for _ in range(batches)]
-        return [i for step in taken for row in zip(*step, strict=True) for i in row]
-
-    before, stopped, after = (ranks(n) for n in (number, number, then))
-    torch.manual_seed(3)
-    whole = interleaved(before, 5)
-    torch.manual_seed(3)
-    interleaved(stopped, 2)
-    for loader in after:
-        loader.load_state_dict(stopped[0].state_dict())
-    assert interleaved(after, 3) == whole[4:]
-
-
 # --- samplers that are changed, and told, between epochs ---
 
 

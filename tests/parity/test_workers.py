@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import random
-import warnings
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from lit_loader import DataLoader
 from tests.support.datasets import Call, Noise, Squares, Stream
 from tests.support.samples import METHODS
 from tests.support.samples import uncollated as as_is
-from tests.support.tools import flat, is_oracle
+from tests.support.tools import flat
 
 INIT_LOG: dict[str, Any] = {}
 
@@ -181,22 +180,6 @@ def test_the_state_of_a_workers_dataset(loader_class, persistent, second_epoch):
     assert loader.dataset.calls == 0
 
 
-@pytest.mark.skipif(
-    torch.accelerator.is_available(), reason="states what happens without an accelerator"
-)
-def test_without_an_accelerator_one_warning_and_no_pinning(loader_class, num_workers):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        loader = loader_class(Squares(4), batch_size=2, pin_memory=True, num_workers=num_workers)
-        batches = list(loader)
-        again = list(loader)
-    assert flat(batches) == flat(again) == [0, 1, 4, 9]
-    assert not any(batch.is_pinned() for batch in batches)
-    relevant = [str(w.message) for w in caught if "pin_memory" in str(w.message)]
-    assert len(relevant) == (2 if is_oracle(loader_class) else 1)
-    assert loader.pin_memory is True
-
-
 # --- start methods ---
 
 
@@ -213,28 +196,6 @@ def test_facts_by_start_method(loader_class, method):
     for fact in loader_class(facts, batch_size=None, **options):
         assert (fact["id"], fact["num_workers"], fact["threads"]) == (0, 1, 1)
         assert fact["pid"] != os.getpid()
-
-
-class WithLambda(Squares):
-    """Holds something that cannot be pickled."""
-
-    def __init__(self):
-        super().__init__(3)
-        self.transform = lambda value: value + 1
-
-    def __getitem__(self, index):
-        return self.transform(index)
-
-
-def test_fork_carries_lambdas(loader_class):
-    loader = loader_class(
-        WithLambda(),
-        num_workers=1,
-        collate_fn=lambda samples: samples[0],
-        worker_init_fn=lambda worker_id: None,
-        multiprocessing_context="fork",
-    )
-    assert list(loader) == [1, 2, 3]
 
 
 def test_functions_that_are_set_between_epochs_reach_persistent_workers():

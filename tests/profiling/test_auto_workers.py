@@ -1,75 +1,56 @@
 """``num_workers="auto"`` with real workers: the same bytes, the current number, copies."""
 
 import copy
+import itertools
 import logging
 import pickle
 import types
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 
-from lit_loader import DataLoader, LoaderDataModule
-from lit_loader.profiling import auto_workers, resources
+from lit_loader import DataLoader
+from lit_loader.profiling import auto_workers
 from lit_loader.profiling.auto_workers import AutoWorkers
-from tests.support.by_chance import Endless, Random, by_chance
+from lit_loader.profiling.controller import Bounds, Load, Setting
 from tests.support.exact import Augmented
-from tests.support.lightning_runs import quiet_trainer
 
 
 def batches(loader: DataLoader[Any]) -> list[bytes]:
     return [batch.numpy().tobytes() for batch in loader]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"persistent_workers": True},
-        {},
-        {"seeding": "sample", "prefetch_factor": 1},
-        pytest.param({"multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
-    ],
-    ids=["persistent", "each epoch", "by the sample", "spawn"],
-)
-def test_resized_at_any_moment_with_the_bytes_of_one_process(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+class Scripted:
+    """A controller that decides on other numbers in turn, whatever it is asked."""
+
+    window = 3
+
+    def __init__(self) -> None:
+        self.numbers, self.setting = itertools.cycle([3, 1, 4, 2]), Setting(2, 2, "a script")
+        self.loads: list[Load] = []
+
+    def decide(self, load: Load, bounds: Bounds) -> Setting:
+        self.loads.append(load)
+        self.setting = Setting(next(self.numbers), 2, "a script")
+        return self.setting
+
+
+def test_a_number_that_changes_is_logged_and_changes_no_byte(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    common: dict[str, Any] = {"batch_size": 4, "seed": 5}
-    alone = DataLoader(
-        Augmented(240), **common, sampler=Endless(), seeding=options.get("seeding", "batch")
-    )
-    sampler = Endless()
-    with DataLoader(
-        Augmented(240), num_workers="auto", sampler=sampler, **common, **options
-    ) as loader:
-        # Spawned workers take seconds to start.
-        spawned = "multiprocessing_context" in options
-        controller = by_chance(loader, monkeypatch, most=3 if spawned else 5)
-        sampler.decided = controller.loads
-        numbers = set()
-        for _ in range(1 if spawned else 3):
-            found = []
-            for batch in loader:
-                found.append(batch.numpy().tobytes())
-                numbers.add(loader.num_workers)
-            assert found == [batch.numpy().tobytes() for batch in islice(alone, len(found))]
-        assert len(controller.loads) >= 2 * sampler.epoch and len(numbers) > 1
-    for load, bounds in controller.loads:
-        assert load.processor > 0 and load.worker > 0 and load.step > 0
-        assert bounds.processors > 0 and bounds.most >= 1
-
-
-def test_it_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lit_loader.tuning")
-    sampler = Endless()
-    with DataLoader(Augmented(240), 4, num_workers="auto", sampler=sampler) as loader:
-        sampler.decided = by_chance(loader, monkeypatch).loads
-        batches(loader)
+    monkeypatch.setattr(auto_workers, "LEAST", 0)
+    alone = DataLoader(Augmented(240), 4, shuffle=True, seed=5)
+    with DataLoader(
+        Augmented(240), 4, True, num_workers="auto", persistent_workers=True, seed=5
+    ) as loader:
+        controller = loader._core.auto._controller = Scripted()  # type: ignore[union-attr]
+        while len(controller.loads) < 4:  # until it has decided; nothing else ends it
+            assert batches(loader) == batches(alone)
         evidence = loader.statistics().evidence
-        assert (evidence.auto.workers, evidence.auto.reason) == (loader.num_workers, "by chance")
+        assert (evidence.auto.workers, evidence.auto.reason) == (loader.num_workers, "a script")
         assert evidence.computing > 0 and 0 <= evidence.queued <= 1
+    assert all(load.processor > 0 and load.step > 0 for load in controller.loads)
     assert "Augmented: 2 -> " in caplog.text and "workers, 2 -> " in caplog.text
 
 
@@ -122,38 +103,3 @@ def test_bounds(
     bounds = auto._bounds(pool, 10_000, tasks)
     assert (bounds.most, bounds.why) == (most, why)
     assert auto.setting.workers == min(cap, 5)
-
-
-class Seen(BoringModel):
-    validation_step = None  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches: list[bytes] = []
-
-    def training_step(self, batch: Any, index: int) -> Any:
-        self.batches.append(batch.numpy().tobytes())
-        return super().training_step(batch, index)
-
-
-def test_in_lightning_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number is no part of a checkpoint; it changes by chance, and the batches do not."""
-
-    samples = RandomDataset(32, 240)
-
-    def fit(epochs: int, num_workers: Any, **options: Any) -> tuple[Any, list[bytes]]:
-        trainer = quiet_trainer(tmp_path, max_epochs=epochs, limit_val_batches=0)
-        model = Seen()
-        common = {"batch_size": 4, "seed": 1, "num_workers": num_workers}
-        data = LoaderDataModule({"train": samples}, common)
-        trainer.fit(model, datamodule=data, **options)
-        return trainer, model.batches
-
-    _, alone = fit(2, 0)
-    monkeypatch.setattr(auto_workers, "LEAST", 0)
-    monkeypatch.setattr(auto_workers, "Controller", Random)
-    trainer, first = fit(1, "auto")
-    trainer.save_checkpoint(tmp_path / "auto.ckpt")
-    _, second = fit(2, "auto", ckpt_path=tmp_path / "auto.ckpt")
-    assert first + second == alone
-    assert resources.ranks_here == 1

@@ -41,20 +41,6 @@ def test_a_language_model_sees_its_tokens(options: dict[str, Any]) -> None:
     assert f"({found.samples} samples, {expected} tokens) in" in str(found)
 
 
-def failing(index: int) -> int:
-    lit_loader.note(tokens=3)
-    if index % 5 == 0:
-        raise ValueError("bad")
-    return index
-
-
-@pytest.mark.parametrize("options", KINDS[:2])
-def test_each_sample_counts_once(options: dict[str, Any]) -> None:
-    with DataLoader(Call(failing, 40), 4, on_sample_error="skip", **options) as loader:
-        list(loader)
-    assert loader.statistics().tokens == 3 * 32
-
-
 def inner(index: int) -> int:
     lit_loader.note(tokens=1)
     list(DataLoader(Call(text, 8), 1))  # has tokens of its own

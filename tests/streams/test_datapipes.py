@@ -75,11 +75,3 @@ def test_shuffle_false_turns_the_pipes_shuffle_off(workers: int) -> None:
     options: dict[str, Any] = {"num_workers": workers, "shuffle": False}
     theirs = epochs(TorchLoader(pipe(shuffle=True), 4, **options))
     assert epochs(DataLoader(pipe(shuffle=True), 4, **options)) == theirs
-
-
-def test_a_pipe_without_a_filter_is_told() -> None:
-    with (
-        DataLoader(IterableWrapper(list(range(4))), 4, num_workers=2) as loader,
-        pytest.warns(UserWarning, match="LL201"),
-    ):
-        list(loader)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader as TorchLoader
 
-import lit_loader
 from lit_loader import DataLoader, MixtureStream
 from tests.support.ranks import of_ranks
 from tests.support.samples import Counting, ints
@@ -43,18 +42,6 @@ def shares(rank: int, method: str) -> list[list[int]]:
 def test_each_sample_comes_once_on_two_ranks(method: str) -> None:
     for one, other in zip(*of_ranks(2, shares, method), strict=True):
         assert len(one) == len(other) == 12 and sorted(one + other) == list(range(24))
-
-
-def test_a_merged_state_without_num_shards_names_it() -> None:
-    states = []
-    for rank in range(2):
-        options: dict[str, Any] = {"num_shards": 4, "num_replicas": 2, "rank": rank, "seed": 1}
-        loader = DataLoader(Counting(24), batch_size=2, uneven_ranks="keep", **options)
-        next(iter(loader))
-        states.append(loader.state_dict())
-    merged = lit_loader.merge_states(states)
-    with pytest.raises(lit_loader.StateError, match="num_shards"):
-        DataLoader(Counting(24), batch_size=2).load_state_dict(merged)
 
 
 def test_workers_without_a_reader_are_told_of() -> None:

@@ -16,17 +16,11 @@ from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
 from tests.support.samples import Counting, Cursor, share
-from tests.support.shard_data import KINDS
 from tests.support.tools import Gate
 
 pytestmark = pytest.mark.timeout(120)
 
 SHARDS, LENGTH = 4, 96
-
-
-def stream(kind: str, keeps: bool, workers: Any = 0, **options: Any) -> DataLoader[Any]:
-    options = {"batch_size": 3, "num_shards": SHARDS, "seed": 7, **options}
-    return DataLoader(KINDS[kind](LENGTH, "torch", keeps), num_workers=workers, **options)
 
 
 # What a move costs -------------------------------------------------------------------------------
@@ -125,20 +119,3 @@ def test_a_slow_reader_delays_none_that_has_another_worker(gate: Gate) -> None:
 
 
 # By a controller ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["iterator", pytest.param("generator", marks=pytest.mark.slow)])
-def test_auto(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A controller that decides anything, often, with the bytes of one process."""
-    from tests.support.by_chance import by_chance
-
-    with stream(kind, True, "auto", persistent_workers=True) as loader:
-        controller, numbers = by_chance(loader, monkeypatch), set()
-        alone = stream(kind, True)
-        while len(numbers) < 3:  # until it has decided; nothing else ends it
-            found = []
-            for batch in loader:
-                found.append(batch.numpy().tobytes())
-                numbers.add(loader.num_workers)
-            assert found == [batch.numpy().tobytes() for batch in alone]
-        assert all(bounds.most <= SHARDS for _, bounds in controller.loads)

@@ -80,22 +80,6 @@ def test_an_epoch_is_set_in_one_worker(persistent: bool) -> None:
     assert here.epoch == 2  # and not what workers have added to it
 
 
-@pytest.mark.filterwarnings("ignore:.*LL308")
-def test_a_source_of_a_mixture() -> None:
-    def loader() -> DataLoader[Any]:
-        mixture = MixtureStream(
-            [shuffled(60), shuffled(30)],
-            stopping_strategy="all_exhausted_without_replacement",
-            seed=2,
-        )
-        return DataLoader(mixture, 3, num_shards=2, seed=1, collate_fn=numbers)
-
-    for stop in (1, 4, 11):
-        expected, found, state = stopped(loader, stop)
-        assert sorted(itertools.chain(*expected)) == sorted([*range(60), *range(30)])
-        assert found + lists(loaded(loader(), state)) == expected
-
-
 class OfAnotherProtocol(IterableDataset[int]):
     """Its own library's loader counts for it, as LitData's and Mosaic's do."""
 

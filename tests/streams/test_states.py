@@ -104,14 +104,6 @@ def test_a_stream_shorter_than_its_position(kind: Any, options: dict[str, Any]) 
         assert len([*short]) == 3 * readers  # the next epoch is a whole one
 
 
-@pytest.mark.parametrize("kind", [Lines, StatefulStream])
-def test_a_position_at_the_end_is_not_beyond_it(kind: Any) -> None:
-    first = DataLoader(kind(6), 2, seed=1)
-    taken(first, 3)
-    resumed = loaded(DataLoader(kind(6), 2, seed=1), first.state_dict())
-    assert [*resumed] == [] and len([*resumed]) == 3
-
-
 # --- fewer batches than a length says ---
 
 

@@ -89,20 +89,6 @@ def check(cases: list[Case], ranks: int) -> None:
             assert got == expected(*each)[place], (each, place)
 
 
-def test_the_model() -> None:
-    """What it says of readers with 10, 3, 7 and 8 batches."""
-    assert [len(each) for each in by_reader("generator")] == [10, 3, 7, 8]
-
-    def lengths(tail: str, *stages: tuple[int, int | None]) -> list[list[int]]:
-        found = expected("generator", tail, 0, list(stages))
-        return [[len(mine) for mine in given] for given in found]
-
-    assert lengths("keep", (2, None)) == [[17, 11]]
-    assert lengths("pad", (2, None)) == [[17, 17]]
-    assert lengths("pad", (1, None)) == [[28]]
-    assert lengths("pad", (4, 5), (2, None)) == [[5, 5, 5, 5], [7, 7]]
-
-
 def test_four_ranks_then_two_then_one() -> None:
     check(
         [
@@ -115,21 +101,6 @@ def test_four_ranks_then_two_then_one() -> None:
         ],
         4,
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["generator", "iterator", "both"])
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_many_stages(kind: str, workers: int) -> None:
-    chains: list[list[tuple[int, int | None]]] = [
-        [(4, None)],
-        [(2, 1), (4, 1), (1, 3), (2, None)],
-        [(1, 3), (4, None)],
-        [(4, 9), (4, None)],
-        [(4, 7), (4, 1), (2, 1), (4, None)],
-        [(4, 4), (2, 1), (2, 4), (1, 2), (4, None)],
-    ]
-    check([(kind, "pad", workers, chain) for chain in chains], 4)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])

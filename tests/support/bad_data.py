@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from tests.support.exact import Augmented
-from tests.support.samples import Cursor, share
+from tests.support.samples import share
 
 BAD = (3, 7, 8, 9)
 
@@ -48,10 +48,3 @@ class Stream(IterableDataset):
         if number in self.bad:
             raise CannotRead(f"no sample {number}")
         return number
-
-
-class StatefulStream(Stream):
-    """Its iterator knows its place."""
-
-    def __iter__(self) -> Iterator[int]:
-        return Cursor(self.item, share(range(self.length)))

@@ -61,13 +61,13 @@ class Augmented(Numbers):
 
 
 class Lines(IterableDataset[Any]):
-    """0, 1, 2, … below ``length``, divided among the shards, each with draws; has no state."""
+    """``start``, ``start + 1``, …, divided among the shards, each with draws; has no state."""
 
-    def __init__(self, length: int = 26) -> None:
-        self.length = length
+    def __init__(self, length: int = 26, start: int = 0) -> None:
+        self.length, self.numbers = length, range(start, start + length)
 
     def __iter__(self) -> Iterator[Tensor]:
-        for number in share(range(self.length)):
+        for number in share(self.numbers):
             yield drawn(number)
 
 
@@ -78,7 +78,7 @@ class StatefulStream(Lines):
 
     def __iter__(self) -> Iterator[Tensor]:
         self.place, self.begin = self.begin, 0
-        for number in share(range(self.length))[self.place :]:
+        for number in share(self.numbers)[self.place :]:
             self.place += 1
             yield drawn(number)
 
@@ -142,12 +142,14 @@ class BufferOfTheProcess(BufferedStream):
 class Shuffled(Lines):
     """Shuffles its numbers in ``__iter__``, by a generator; takes its share; has no state."""
 
-    def __init__(self, draw: Any = random, lazy: bool = False, length: int = 26) -> None:
-        super().__init__(length)
+    def __init__(
+        self, draw: Any = random, lazy: bool = False, length: int = 26, start: int = 0
+    ) -> None:
+        super().__init__(length, start)
         self.draw, self.lazy = draw, lazy
 
     def order(self) -> Sequence[int]:
-        numbers = [*range(self.length)]
+        numbers = [*self.numbers]
         if self.draw is torch:
             return share(torch.randperm(self.length).tolist())
         if isinstance(self.draw, torch.Generator):

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, Sampler, get_worker_info
+from torch.utils.data import Sampler, get_worker_info
 
-import lit_loader
 from lit_loader import DataLoader
 from tests.support.datasets import Augmented as Augmented
-from tests.support.datasets import drawn
-from tests.support.samples import Counting, Cursor, Placed
+from tests.support.samples import Counting
 from tests.support.stateful_data import SAMPLERS
 
 
@@ -26,34 +24,6 @@ def noisy_collate(samples: list[Tensor]) -> Tensor:
     noise = [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
     columns = torch.tensor(noise, dtype=torch.float64).expand(len(samples), 3)
     return torch.cat([torch.stack(samples), columns], dim=1)
-
-
-class Shared(IterableDataset[Tensor]):
-    """Gives ``lengths[i]`` augmented items to reader ``i``, numbered ``1000 * i + n``."""
-
-    def __init__(self, *lengths: int) -> None:
-        self.lengths = lengths
-
-    def numbers(self) -> range:
-        index, _ = lit_loader.get_shard()
-        return range(1000 * index, 1000 * index + self.lengths[index])
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return map(self.item, self.numbers())
-
-    def item(self, number: int) -> Tensor:
-        return drawn(number)
-
-
-class SharedWithIteratorState(Shared):
-    """The iterator has the state."""
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return Cursor(self.item, self.numbers())
-
-
-class SharedWithState(Placed, Shared):
-    """The dataset itself has the state."""
 
 
 class StripedByWorkerInfo(Counting):

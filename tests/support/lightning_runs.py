@@ -105,11 +105,8 @@ def _indices(batch: Any) -> Any:
     return None if batch is None else [int(value) for value in batch[:, 0]]
 
 
-class Sees:
-    """Mixed into a module: notes which samples, made with which random numbers, it is trained on.
-
-    The module is of either of Lightning's names.
-    """
+class Seen(LightningModule):
+    """Notes which samples, made with which random numbers, it is trained on."""
 
     width = 8  # numbers of a sample
 
@@ -133,12 +130,8 @@ class Sees:
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-class Seen(Sees, LightningModule):
-    pass
-
-
-class Saves:
-    """Mixed into a callback: saves a checkpoint after so many steps."""
+class SaveAt(Callback):
+    """Saves a checkpoint after so many steps."""
 
     def __init__(self, path: Path, steps: int) -> None:
         self.path, self.steps = path, steps
@@ -146,10 +139,6 @@ class Saves:
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == self.steps:
             trainer.save_checkpoint(self.path)
-
-
-class SaveAt(Saves, Callback):
-    pass
 
 
 class Parallel:

@@ -219,7 +219,6 @@ def mixture(kind: Any, weights: Numbers, names: tuple[str, ...]) -> MixtureStrea
 
 
 def programs() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """All of them, with their names."""
     places = [OfDataset, OfIterator, OfLazyIterator]
     drawn = itertools.cycle(("random", "held", "random", "hidden", "of the epoch"))
     for number, (name, build) in enumerate(BUILDS.items()):

@@ -39,8 +39,6 @@ def loader(batch_size: int = BATCH_SIZE, workers: int = 0, **options: Any) -> Da
 
 
 class OwnModule(Model):
-    """Its hooks make the loaders."""
-
     def __init__(self, workers: int = 0, batch_size: int = BATCH_SIZE, **options: Any) -> None:
         super().__init__()
         self.workers, self.batch_size, self.options = workers, batch_size, options
@@ -50,8 +48,6 @@ class OwnModule(Model):
 
 
 class Evaluated(Model):
-    """Notes what it is evaluated on."""
-
     def __init__(self) -> None:
         super().__init__()
         self.evaluated: list[int] = []
@@ -61,8 +57,6 @@ class Evaluated(Model):
 
 
 class OwnData(LightningDataModule):
-    """A data module as everybody writes it."""
-
     def train_dataloader(self) -> Any:
         return loader()
 
@@ -144,7 +138,7 @@ def main(root: Path) -> None:
     runs["auto"] = [int(batch) for batch in DataLoader(range(6), num_replicas="auto")]
     (root / f"seen-{run.global_rank}.json").write_text(json.dumps(runs))
     for name, stop, before in (("whole", 0, ""), ("first", 14, ""), ("second", 0, "first")):
-        sharded_fit.fit(root, 2, "pad", name, stop, before)
+        sharded_fit.fit(root, name, stop, before)
     torch.distributed.barrier()
 
 

@@ -39,7 +39,6 @@ class Node:
         )
 
     def again(self) -> "Node":
-        """Start it once more."""
         options, under = self._how
         return Node(self.address, *options, under=under)
 
@@ -53,7 +52,6 @@ class Node:
         return False
 
     def processes(self, name: str) -> list[Any]:
-        """Its processes with this name."""
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -62,13 +60,11 @@ class Node:
         return found
 
     def kill(self) -> None:
-        """Kill all of it at once."""
         for process in self.processes(""):
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
     def close(self) -> None:
-        """End it."""
         mine = []
         with contextlib.suppress(psutil.Error):
             mine = psutil.Process(self.process.pid).children(recursive=True)
@@ -115,7 +111,6 @@ def free_port() -> int:
 
 
 def joining(nodes: list[Node], cpus: int, *options: str, under: Sequence[str] = ()) -> Node:
-    """Add a node."""
     address = nodes[0].address
     nodes.append(Node(address, f"--address={address}", *sized(cpus), *options, under=under))
     return nodes[-1]

@@ -6,16 +6,12 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 import lit_loader
-from lit_loader.errors import WorkerRestartWarning
-from tests.support.by_chance import Endless, by_chance
 from tests.support.faults import plain
 from tests.support.samples import OfLength
 
@@ -98,40 +94,3 @@ class Calm(Drawn):
     def __getitem__(self, index: int) -> dict[str, Any]:
         time.sleep(0.01)
         return super().__getitem__(index)
-
-
-def auto(dataset: Any, remote: Any, there: int = 2, **options: Any) -> Any:
-    options = {"batch_size": 4, "seed": 3, "persistent_workers": True, **options}
-    return lit_loader.DataLoader(
-        dataset,
-        num_workers="auto",
-        remote=dataclasses.replace(remote, num_workers=there),
-        **options,
-    )
-
-
-def compare_while_resized(
-    dataset: Any,
-    remote: Any,
-    happened: Callable[[Any], bool],
-    monkeypatch: pytest.MonkeyPatch,
-    **options: Any,
-) -> None:
-    """Resize by chance, every few batches; compare until something has happened, and twice so."""
-    sampler = Endless(96)
-    alone = lit_loader.DataLoader(dataset, 4, seed=3, sampler=Endless(96))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WorkerRestartWarning)
-        with auto(dataset, remote, sampler=sampler, **options) as loader:
-            controller = by_chance(loader, monkeypatch, most=3)
-            sampler.decided = controller.loads
-            numbers: set[int] = set()
-            while not (happened(loader) and len(numbers) > 1 and sampler.epoch > 1):
-                found = []
-                for batch in loader:
-                    found.append(plain(batch))
-                    numbers.add(loader.num_workers)
-                assert found == [plain(batch) for batch in islice(alone, len(found))]
-            assert loader.statistics().evidence.remote_batches > 0
-    for load, bounds in controller.loads:
-        assert load.processor > 0 and 0 <= load.remote < 1 and bounds.most >= 1

@@ -28,8 +28,6 @@ class DiedError(Exception):
 
 @dataclasses.dataclass
 class ThreadWorkers:
-    """Options of remote workers that are threads."""
-
     folder: str  # where what happens is noted, a file each: ``made``, ``joined``, ``left``
     dies_at: dict[int, int] = dataclasses.field(default_factory=dict)  # batch: how often
     silent_at: tuple[int, ...] = ()  # batches at which a hand falls silent, once for all hands
@@ -161,8 +159,6 @@ class ThreadEngine:
 
 
 class _Pending:
-    """Never comes up."""
-
     def hello(self) -> Future[Hello]:
         return Future()
 

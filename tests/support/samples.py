@@ -46,8 +46,6 @@ class Rows(OfLength):
 
 
 class Call(OfLength):
-    """Sample ``index`` is ``function(index)``."""
-
     def __init__(self, function: Callable[[Any], Any], length: int = 16) -> None:
         super().__init__(length)
         self.function = function
@@ -96,24 +94,6 @@ class Cursor(Iterator[Any]):
         self.position = state["position"]
 
 
-class Placed:
-    """Mixed into a stream: its place is its state; it begins anew, unless it was brought to one."""
-
-    place = begin = 0
-
-    def __iter__(self: Any) -> Iterator[Any]:
-        self.place, self.begin = self.begin, 0
-        for number in self.numbers()[self.place :]:
-            self.place += 1
-            yield self.item(number)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.begin = state["place"]
-
-
 class StatefulCounting(Counting):
     """The same numbers by an iterator that knows its place, and goes on behind an exception."""
 
@@ -156,17 +136,14 @@ def uncollated(samples: Any) -> Any:
 
 
 def ints(batches: Iterable[Any]) -> list[int]:
-    """All numbers of all batches."""
     return [int(number) for batch in batches for number in torch.as_tensor(batch).flatten()]
 
 
 def pool_of(loader: Any) -> Any:
-    """The `WorkerPool` of a loader's persistent workers."""
     return loader._core.keeper.pool
 
 
 def worker_pids(iterator: Any) -> list[int]:
-    """Process ids of the workers that serve an iterator."""
     return list(iterator.workers.workers.pids)
 
 

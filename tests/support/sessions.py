@@ -28,7 +28,6 @@ def launch(
 
 
 def end_all() -> None:
-    """End what still runs."""
     while launched:
         process = launched.pop()
         if process.poll() is None:
@@ -48,7 +47,6 @@ def members(session: int) -> Iterator[int]:
 
 
 def wait_until_empty(session: int) -> None:
-    """Wait until a session has no processes."""
     begun = time.monotonic()
     while left := list(members(session)):
         for pid in left:
@@ -75,7 +73,6 @@ def expect(process: subprocess.Popen[str], *lines: str) -> None:
 
 
 def tell(process: subprocess.Popen[str], word: object) -> None:
-    """Write a line to the program's standard input."""
     assert process.stdin is not None
     process.stdin.write(f"{word}\n")
     process.stdin.flush()

@@ -28,8 +28,6 @@ class Tagged:
 
 
 class Generator(Tagged, stateful_data.Stream):
-    """A generator, without a state."""
-
     def __iter__(self) -> Iterator[Tensor]:
         for number in self.share():
             yield self.item(number)

@@ -1,25 +1,16 @@
-"""Run as a script: several ranks train on a stream with ``num_shards``, and write what they saw.
-
-Arguments: folder, number of ranks, what becomes of readers that do not have as many batches ("":
-they have), and runs, one after the other, each as NAME,STOP,BEFORE: its name, steps after which it
-is saved and stopped (0: never), and the name of the run that it goes on from ("": none).
-"""
+"""Two ranks train on a stream whose shards are of unequal length, and write what they saw."""
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from lit_loader import DataLoader, LoaderDataModule
+from lit_loader import LoaderDataModule
 from tests.support import tail_ranks
 from tests.support.exact import digest
 from tests.support.lightning_runs import SaveAt, Seen, quiet_trainer
-from tests.support.shard_data import WithIteratorState
-
-SHARDS, LENGTH, BATCH_SIZE, EPOCHS = 4, 48, 2, 2
 
 
 class Model(Seen):
@@ -31,44 +22,18 @@ class Model(Seen):
         return [self.trainer.current_epoch, int(batch[0, 0]), digest(batch)]
 
 
-def stream() -> Any:
-    return WithIteratorState(LENGTH, "torch", True)
-
-
-def options(workers: int) -> dict[str, Any]:
-    shards = {"num_shards": SHARDS, "uneven_ranks": "keep"}
-    return {"batch_size": BATCH_SIZE, "seed": 5, "num_workers": workers, **shards}
-
-
-def plain(ranks: int, rank: int = 0, workers: int = 0) -> DataLoader[Tensor]:
-    return DataLoader(stream(), **options(workers), num_replicas=ranks, rank=rank)
-
-
-def fit(folder: Path, ranks: int, tail: str, name: str, stop: int, before: str) -> None:
+def fit(folder: Path, name: str, stop: int = 0, before: str = "") -> None:
+    """Train; saved and stopped after some steps (0: not), or resumed from the run ``before``."""
     model = Model()
     saved = [SaveAt(folder / f"{name}.ckpt", stop)] if stop else []
     trainer = quiet_trainer(
-        folder,
-        strategy="ddp" if ranks > 1 else "auto",
-        devices=ranks,
-        max_epochs=EPOCHS,
-        max_steps=stop or -1,
-        callbacks=saved,
+        folder, strategy="ddp", devices=2, max_epochs=2, max_steps=stop or -1, callbacks=saved
     )
+    options = {"batch_size": 2, "seed": 5, "num_workers": 2, "num_shards": tail_ranks.SHARDS}
+    stream = tail_ranks.WithIteratorState(80, "torch", True)
     trainer.fit(
-        model,
-        LoaderDataModule(
-            {"train": tail_ranks.WithIteratorState(80, "torch", True) if tail else stream()},
-            options(workers=ranks % 4) | ({"uneven_ranks": tail} if tail else {}),
-        ),
-        ckpt_path=folder / f"{before}.ckpt" if before else None,
-        weights_only=True,
-    )
+        model, LoaderDataModule({"train": stream}, {**options, "uneven_ranks": "pad"}),
+        ckpt_path=folder / f"{before}.ckpt" if before else None, weights_only=True,
+    )  # fmt: skip
     rank = os.environ.get("LOCAL_RANK", "0")
     (folder / f"{name}-{rank}.json").write_text(json.dumps(model.seen))
-
-
-if __name__ == "__main__":
-    for run in sys.argv[4:]:
-        name, stop, before = run.split(",")
-        fit(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], name, int(stop), before)

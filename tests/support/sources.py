@@ -15,7 +15,6 @@ ADD_ONS = {
 
 @functools.cache
 def modules() -> dict[str, str]:
-    """Path below the package to source text."""
     return {
         path.relative_to(PACKAGE).as_posix(): path.read_text()
         for path in sorted(PACKAGE.rglob("*.py"))

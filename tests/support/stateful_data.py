@@ -64,8 +64,6 @@ class Place(Cursor):
 
 
 class IteratorState:
-    """The iterator has the state."""
-
     def __iter__(self: Any) -> Iterator[Any]:
         self.calls.append("iter")
         return Place(self, self.share())
@@ -184,8 +182,6 @@ STREAMS = {
 
 
 class Drawn(Ordered, Sampler[int]):
-    """A sampler without a state."""
-
     def __len__(self) -> int:
         return self.length
 

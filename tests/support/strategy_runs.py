@@ -98,7 +98,6 @@ class Kill(Callback):
 
 
 def read(folder: Path, name: str) -> list[Any]:
-    """What each rank wrote."""
     return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -26,8 +26,6 @@ SHARDS, SIZE = len(LENGTHS), 2
 
 
 class Uneven:
-    """Readers' shares that differ in length."""
-
     def share(self) -> list[int]:
         shard, count = lit_loader.get_shard()
         assert count == SHARDS

@@ -51,7 +51,6 @@ class Gate:
 
 
 def is_oracle(loader_class: type) -> bool:
-    """Whether the class under test is torch's own."""
     return loader_class is torch.utils.data.DataLoader
 
 
@@ -68,7 +67,6 @@ def flat(batches: Iterable[Any]) -> list[Any]:
 
 
 def lists(batches: Iterable[torch.Tensor]) -> list[Any]:
-    """Each batch as nested Python lists."""
     return [batch.tolist() for batch in batches]
 
 

@@ -6,7 +6,6 @@ Streams read by worker threads yield the bytes of processes; or there is a reaso
 import contextlib
 import random
 import sqlite3
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -99,8 +98,6 @@ class FailingAtOnce(AllAtOnce):
 
 
 class Told(OfLength):
-    """Keeps what it was told as its epoch."""
-
     def __init__(self) -> None:
         super().__init__(37)
         self.told: list[int] = []
@@ -252,26 +249,6 @@ def test_what_the_program_and_collate_fn_draw_is_not_reported(kind: dict[str, An
         loader.start()
         for _ in loader:
             torch.rand(3), random.random(), np.random.rand(), next(inline)
-
-
-def test_what_the_program_draws_after_an_exception_is_not_reported() -> None:
-    reached, gate = threading.Event(), threading.Event()
-
-    def sample(index: int) -> float:
-        if index == 1:
-            reached.set()
-            assert gate.wait(60)
-        return 1 / index
-
-    batches = iter(DataLoader(Call(sample, 2), **THREADS))
-    with pytest.raises(ZeroDivisionError):
-        next(batches)
-    assert reached.wait(60)
-    np.random.rand()
-    gate.set()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert next(batches).tolist() == [1.0]
 
 
 # --- streams ---

@@ -56,8 +56,6 @@ ENVIRONMENTS: Final = {
 
 
 class Outcome(NamedTuple):
-    """How the tests went, and what pytest printed."""
-
     versions: dict[str, str]  # as they are installed
     passed: int
     skipped: int
@@ -126,7 +124,6 @@ def run(versions: Versions, python: Path, report: Path) -> Outcome:
 
 
 def _installed(python: Path) -> dict[str, str]:
-    """Versions of what the package depends on."""
     command = [str(python), "-c", _VERSIONS]
     done = subprocess.run(command, check=True, text=True, capture_output=True)
     return dict(line.split() for line in done.stdout.splitlines())

@@ -8,10 +8,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lit_loader import DataLoader, StateError
+from tests.support.datasets import Lines, StatefulStream
 from tests.support.exact import (
-    Shared,
-    SharedWithIteratorState,
-    SharedWithState,
     StripedByWorkerInfo,
     Unshared,
     digests,
@@ -21,34 +19,30 @@ from tests.support.exact import (
 from tests.support.samples import Counting
 
 
-def make(workers: int, *lengths: int) -> DataLoader[Any]:
-    return DataLoader(SharedWithIteratorState(*lengths), 4, num_workers=workers, seed=7)
-
-
 def test_another_number_of_workers_is_refused() -> None:
-    with make(2, 12, 12) as loader:
+    with DataLoader(StatefulStream(24), 4, num_workers=2, seed=7) as loader:
         state = state_behind(loader, 1)
     with pytest.raises(StateError, match="num_workers=2, but this loader has num_workers=1"):
-        make(1, 12, 12).load_state_dict(state)
+        DataLoader(StatefulStream(24), 4, num_workers=1, seed=7).load_state_dict(state)
 
 
 def test_a_dataset_state_of_another_rank_is_refused() -> None:
-    def of_rank(rank: int, kind: type[Shared]) -> DataLoader[Any]:
+    def of_rank(rank: int, kind: type[Lines]) -> DataLoader[Any]:
         options: Any = {"num_replicas": 2, "rank": rank, "uneven_ranks": "keep"}
-        return DataLoader(kind(9, 9), 4, seed=7, **options)
+        return DataLoader(kind(18), 4, seed=7, **options)
 
-    loader = of_rank(0, SharedWithState)
+    loader = of_rank(0, StatefulStream)
     taken(loader, 1)
-    of_rank(0, SharedWithState).load_state_dict(loader.state_dict())
+    of_rank(0, StatefulStream).load_state_dict(loader.state_dict())
     with pytest.raises(StateError, match="rank=0, but this loader has rank=1"):
-        of_rank(1, SharedWithState).load_state_dict(loader.state_dict())
+        of_rank(1, StatefulStream).load_state_dict(loader.state_dict())
 
     # What only counts batches is the same on every rank: Lightning saves rank 0's for all.
-    loader, other = of_rank(0, Shared), of_rank(1, Shared)
+    loader, other = of_rank(0, Lines), of_rank(1, Lines)
     expected = digests(other)
     taken(loader, 1)
-    other = of_rank(1, Shared)
-    with pytest.warns(UserWarning, match="Shared has no state_dict"):
+    other = of_rank(1, Lines)
+    with pytest.warns(UserWarning, match="Lines has no state_dict"):
         other.load_state_dict(loader.state_dict())
     assert digests(other) == expected[1:]
 

@@ -68,7 +68,6 @@ def nbytes_of(number: int) -> int:
 
 
 def content_of(token: int, number: int) -> int:
-    """What every byte of a batch is."""
     return (token * 7 + number) % 251
 
 
@@ -337,7 +336,6 @@ class PoolMachine(RuleBasedStateMachine):
         self._workers(worker).process.kill()
 
     def _workers(self, number: int) -> Worker:
-        """One of the workers that have been started."""
         return self.simulation.workers[self._started(number)]
 
     def _started(self, number: int) -> int:

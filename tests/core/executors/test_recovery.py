@@ -3,23 +3,17 @@
 That the bytes are right wherever a fault strikes is in test_fault_matrix.py.
 """
 
-import multiprocessing
-import os
 import re
-import signal
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import (
-    StallWarning,
     WorkerDiedError,
     WorkerRestartWarning,
     WorkerTimeoutError,
@@ -42,8 +36,6 @@ from tests.support.samples import (
     hang,
     ints,
     pool_of,
-    share,
-    worker_pids,
 )
 from tests.support.tools import Gate
 
@@ -303,26 +295,3 @@ def test_an_error_that_was_given_out_is_not_given_out_again(
         assert (found, len(caught)) == ([0, 1, "error"], 0)
     else:
         assert (found, len(caught)) == ([0, 1, "error", 3, 4, 5, 6, 7], 1)
-
-
-class Meeting(IterableDataset[int]):
-    """All readers wait for each other where they begin."""
-
-    def __init__(self) -> None:
-        self.barrier = multiprocessing.get_context("fork").Barrier(2)
-
-    def __iter__(self) -> Iterator[int]:
-        mine = share(range(100))
-        self.barrier.wait()
-        yield from mine
-
-
-def test_readers_that_wait_for_each_other_and_one_is_replaced() -> None:
-    """Nobody knows that this is no slow sample; but a stall is reported."""
-    with DataLoader(Meeting(), num_workers=2, stall_warning=2.0) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        os.kill(worker_pids(iterator)[1], signal.SIGKILL)
-        with pytest.raises(StallWarning, match=r"(?s)LL008.*Worker 1 "):
-            for _ in iterator:
-                pass

@@ -190,7 +190,6 @@ HELD: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def init(worker: int) -> None:
-    """Take the locks in a worker."""
     for stream in WITHOUT_ROOM:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())

@@ -175,20 +175,6 @@ def test_sizes_may_be_text(text: str, nbytes: int) -> None:
     assert CachedDataset(range(3), text).memory == nbytes
 
 
-def test_a_presets_options_for_workers_give_way_to_none() -> None:
-    """In Hydra, where nobody sees whether a preset or the user has set them: a sweep reaches 0."""
-    of_workers = {"persistent_workers": True, "prefetch_factor": 4}
-    assert LoaderConfig.from_options(num_workers=0, **of_workers) == LoaderConfig()
-    assert LoaderConfig.from_options(**of_workers, num_workers="0") == LoaderConfig()
-    kept = LoaderConfig.from_options(num_workers=2, timeout=9, **of_workers)
-    assert (kept.persistent_workers, kept.prefetch_factor, kept.timeout) == (True, 4, 9)
-    with pytest.warns(UserWarning, match="timeout=9 has no effect"):
-        assert LoaderConfig.from_options(timeout=9) == LoaderConfig()
-    for wrong in ({"timeout": -1}, {"prefetch_factor": 0}, {"persistent_workers": "maybe"}):
-        with pytest.raises(OptionError, match=next(iter(wrong))):
-            LoaderConfig.from_options(**wrong)
-
-
 # --- copies and conversions ---
 
 

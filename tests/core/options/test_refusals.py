@@ -82,7 +82,7 @@ def mixture(weights: Any = None) -> MixtureDataset:
 # --- epochs ---
 
 
-@pytest.mark.parametrize("epoch", ["x", 1.0, None, True])
+@pytest.mark.parametrize("epoch", ["x", 1.0, None, True, 2**62, -(2**62) - 1], ids=str)
 def test_an_epoch_is_a_whole_number(epoch: Any) -> None:
     loader = DataLoader(Rows(4), shuffle=True)
     for target in (

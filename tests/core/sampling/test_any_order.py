@@ -36,7 +36,6 @@ ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
 ORDERS["mixture"] = lambda n: {
     "sampler": MixtureSampler(MixtureDataset([range(n - n // 3), range(n // 3)]), seed=2)
 }
-OF_A_SEED = sorted(ORDERS.keys() - {"generator", "stateful", "mixture"})
 ORDERS |= {
     f"with a state: {kind}": lambda n, make=make, kind=kind: {
         # One that draws its order at its first item must have that in its state.
@@ -122,22 +121,6 @@ def test_gone_on_with_other_ranks(
     rest = stream_of([list(loader) for loader in resumed])
     expected = stream_of([whole[stop:]])
     assert rest[: len(expected)] == expected
-
-
-@pytest.mark.parametrize("order", OF_A_SEED)
-def test_an_epoch_is_a_function_of_seed_and_number(order: str) -> None:
-    def epoch(number: int, seed: int = 3) -> list[list[int]]:
-        torch.rand(7)  # whatever was drawn before
-        [loader] = ranks_of(order, 50, 8, 1, seed=seed)
-        loader.set_epoch(number)
-        return list(loader)
-
-    [loader] = ranks_of(order, 50, 8, 1)
-    counted = [list(loader) for _ in range(3)]
-    assert counted == [epoch(0), epoch(1), epoch(2)]
-    if order not in ("ordered", "list", "stateful iterator"):
-        assert counted[0] != counted[1] != counted[2] != counted[0]
-        assert epoch(0, seed=4) != counted[0]
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop", "keep"])

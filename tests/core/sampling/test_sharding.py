@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from lit_loader import DataLoader, OptionError, StateError
-from tests.support.exact import Augmented, digest, loaded, state_behind, through_file
+from tests.support.exact import loaded, state_behind
 from tests.support.samples import Call, Counting
 from tests.support.tools import lists
 
@@ -30,54 +30,18 @@ def test_padded_ranks_are_those_of_torch(count: int) -> None:
         assert [*itertools.chain(*lists(loader))] == [*torchs]
 
 
-def augmented(count: int, batch_size: int, **options: Any) -> list[DataLoader[Any]]:
-    options = {"shuffle": True, "seed": 3, "seeding": "sample", "uneven_ranks": "keep"} | options
-    return [
-        DataLoader(Augmented(48), batch_size, num_replicas=count, rank=rank, **options)
-        for rank in range(count)
-    ]
-
-
-def global_batches(loaders: list[DataLoader[Any]], stop: int | None = None) -> list[set[str]]:
-    """Row digests of each global batch, taken in lockstep."""
-    groups = itertools.islice(zip(*loaders, strict=True), stop)
-    return [{digest(row) for batch in group for row in batch} for group in groups]
-
-
-@pytest.mark.parametrize("topology", [(4, 2, 1), (1, 2), (2, 1, 4), (3, 1, 2)], ids=str)
-def test_elastic(topology: tuple[int, ...]) -> None:
-    """The same global batches, bytes included, though the number of ranks changes twice."""
-    size = 12
-    expected = global_batches(augmented(1, size))
-    assert len(set.union(*expected)) == 48
-    state, got = None, []
-    for number, count in enumerate(topology):
-        loaders = augmented(count, size // count, num_workers=number % 2)
-        if state is not None:
-            for loader in loaders:
-                loader.load_state_dict(state)
-        last = number == len(topology) - 1
-        got += global_batches(loaders, None if last else 1)
-        states = [through_file(loader.state_dict()) for loader in loaders]
-        assert states.count(states[0]) == count  # whichever rank saves it
-        state = states[0]
-    assert got == expected
-
-
 def test_a_position_within_a_batch_is_refused() -> None:
-    loaders = augmented(2, 6)
-    global_batches(loaders, 1)
-    other = augmented(2, 4)[0]
+    state = state_behind(ranks(2, batch_size=6)[0], 1)
     with pytest.raises(StateError, match="multiple of"):
-        other.load_state_dict(loaders[0].state_dict())
+        ranks(2)[0].load_state_dict(state)
 
 
 def test_out_of_order_in_mid_epoch_fits_only_its_own_topology() -> None:
-    state = augmented(1, 12)[0].state_dict()
+    state = ranks(1, batch_size=12)[0].state_dict()
     state |= {"batches": 1, "ahead": [2]}
-    augmented(1, 12)[0].load_state_dict(state)
+    ranks(1, batch_size=12)[0].load_state_dict(state)
     with pytest.raises(StateError, match="in_order=False"):
-        augmented(2, 6)[0].load_state_dict(state)
+        ranks(2, batch_size=6)[0].load_state_dict(state)
 
 
 @pytest.mark.filterwarnings("ignore:.*LL334")

@@ -22,8 +22,6 @@ LENGTH = 12
 
 
 class Images(OfLength):
-    """Rows of an index and what the transform has drawn for it."""
-
     length = LENGTH
 
     def __init__(self, transform: Callable[[], float] | None = None) -> None:
@@ -45,8 +43,6 @@ class Compose:
 
 
 class Albumentation:
-    """Has a NumPy generator and a Python one as attributes."""
-
     def __init__(self) -> None:
         self.random_generator, self.py_random = np.random.default_rng(137), random.Random(137)
 

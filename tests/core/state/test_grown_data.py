@@ -1,17 +1,14 @@
 """A state that is loaded where the dataset has grown, or shrunk, since it was taken."""
 
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch import Callback
 from torch.utils.data import RandomSampler
 
-from lit_loader import DataLoader, LoaderDataModule, StateError
+from lit_loader import DataLoader, StateError
 from tests.support.datasets import SizedStream
 from tests.support.exact import loaded, through_file
-from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer
 from tests.support.samples import Call
 
 TOLD = "the dataset had 40 samples"
@@ -86,31 +83,3 @@ def test_a_sampler_of_the_users_and_a_stream() -> None:
         with pytest.warns(UserWarning, match=TOLD):
             after.load_state_dict(state)
         assert sorted(chain(*epoch(after))) == [*range(60)]
-
-
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
-@pytest.mark.filterwarnings("ignore:.*the state is of an epoch's end")
-@pytest.mark.parametrize("hook", ["epoch", "batch", "behind"])
-def test_lightning(hook: str, tmp_path: Path) -> None:
-    """Whichever hook saves behind an epoch's last batch: the next epoch has all samples."""
-    path = tmp_path / "a.ckpt"
-
-    class AtEpochsEnd(Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            trainer.save_checkpoint(path)
-
-    def data(length: int) -> LoaderDataModule:
-        options = {"batch_size": 4, "seed": 3}
-        return LoaderDataModule({"train": Points(length)}, options, train={"shuffle": True})
-
-    saver = {"epoch": AtEpochsEnd(), "batch": SaveAt(path, 10), "behind": Callback()}[hook]
-    trainer = quiet_trainer(tmp_path, max_epochs=1, callbacks=[saver])
-    trainer.fit(Noting(), data(40))
-    if hook == "behind":
-        trainer.save_checkpoint(path)
-    model, whole = Noting(), Noting()
-    resumed = quiet_trainer(tmp_path, max_epochs=3)
-    resumed.fit(model, data(60), ckpt_path=path)
-    quiet_trainer(tmp_path, max_epochs=3).fit(whole, data(60))
-    assert model.seen("train") == whole.seen("train")[15:]
-    assert resumed.current_epoch == 3

@@ -160,20 +160,6 @@ def test_a_file_replaced_later_is_noticed(on_disk: Path) -> None:
 # The file ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", [False, True], ids=["disk", "memory"])
-def test_what_is_written_into_what_has_arrived_is_its_own(
-    memory: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not memory:
-        monkeypatch.delattr(os, "memfd_create")
-    fd = written(frozen([np.arange(LARGE), torch.arange(LARGE)]))
-    mine, other = thaw(fd), thaw(fd)
-    mine[0][:], mine[1][:] = 1, 1
-    for array in (*other, *thaw(fd)):
-        assert np.array_equal(array, np.arange(LARGE))
-    os.close(fd)
-
-
 def test_what_goes_along_is_the_same_in_all_copies() -> None:
     """One pickle for all, also if what was carried is closed or gone meanwhile."""
     gc.collect()  # what earlier tests left would be closed meanwhile

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-import lit_loader
 from lit_loader import DataLoader
 from lit_loader.core.executors.pipes import Pipes
 from lit_loader.core.transport import arena as arena_module
 from lit_loader.errors import LoaderError, TransportError
 from tests.support.samples import BrokenArrival, Call, Counting, Rows, ints
-from tests.support.tools import Gate
 
 SMALL = 64 << 10
 
@@ -123,35 +121,6 @@ class TestNarrowPipes:
         dataset = Counting(1_500) if iterable else range(1_500)
         loader = DataLoader(dataset, num_workers=2, prefetch_factor=600)
         assert ints(loader) == list(range(1_500))
-
-    @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
-    def test_a_new_epoch_with_a_full_queue(self, iterable: bool, gate: Gate) -> None:
-        """Cancelled tasks are dropped without a result, which nobody may wait for."""
-
-        def slow(index: int) -> int:
-            if index > 1 and lit_loader.get_epoch() == 0:
-                gate.wait()
-            return index
-
-        dataset: Any = Counting(10**6, slow) if iterable else Call(slow, 10**6)
-        opened: list[Any] = []
-        with DataLoader(
-            dataset, num_workers=2, prefetch_factor=600, persistent_workers=True, timeout=60
-        ) as loader:
-            first = iter(loader)
-            assert int(next(first)) == 0
-            second = iter(loader)
-            wait = Pipes.wait
-
-            def open_gate(pipes: Any, *how: Any) -> bool:
-                if not opened:
-                    opened.append(gate.open())
-                return wait(pipes, *how)
-
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Pipes, "wait", open_gate)
-                assert [int(next(second)) for _ in range(3)] == [0, 1, 2]
-            assert opened
 
 
 # What a batch may hold -------------------------------------------------------------------------
