@@ -99,6 +99,28 @@ def test_the_epoch_is_that_of_the_last_set_epoch(make: Any) -> None:
     assert found == [{0}, {1}, {5}, {5}, {2}]
 
 
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_peek_in_each_epoch_repeats_no_row(make: Any, seed: Any) -> None:
+    """With a loader of a single batch, too."""
+    loader, rows = make(seed=seed, batch_size=N), []
+    for _ in range(3):
+        rows += content([next(iter(loader))])
+        rows += content(loader)
+    assert distinct(rows) == len(rows)
+
+
+def test_pairs_of_loaders_are_aligned_by_a_seed_before_each_iter(make: Any) -> None:
+    """Images and masks: a seed, iter(a), the same seed, iter(b), zip."""
+    images, masks = make(), make()
+    for _ in range(2):
+        iterators = []
+        for loader in (images, masks):
+            torch.manual_seed(5)
+            iterators.append(iter(loader))
+        for image, mask in zip(*iterators, strict=True):
+            assert torch.equal(image, mask)
+
+
 def test_generators_that_are_put_back_between_iter_and_next(make: Any) -> None:
     """Ignite's DeterministicEngine seeds, calls iter(), puts the generators back, calls next()."""
     loader = make()
@@ -244,6 +266,15 @@ def test_later_passes_are_exact_if_the_generator_is_restored_and_else_new(make: 
     new, _ = run(make, saved)
     assert new[0] == whole[1][8:]
     assert not any(one == other for one in new[1:] for other in whole)
+
+
+def test_a_state_of_an_iterator_that_has_not_begun(make: Any) -> None:
+    loader, resumed = make(), make()
+    list(loader)
+    waiting = iter(loader)
+    resumed.load_state_dict(loader.state_dict())
+    torch.manual_seed(8)
+    assert content(resumed) == content(waiting)
 
 
 def test_the_loaders_own_generator_is_part_of_its_state(make: Any) -> None:
@@ -486,6 +517,20 @@ def test_a_loop_that_asks_for_len_loader_batches_lets_samplers_come_to_their_end
 
 
 # --- start ---
+
+
+def test_what_is_changed_after_start_counts(make: Any) -> None:
+    _, state = stop(make(seed=1), 2)
+    expected = make(seed=1)
+    expected.load_state_dict(state)
+    loader = make(seed=1)
+    loader.start()
+    loader.load_state_dict(state)
+    assert content(loader) == content(expected)
+    loader.start()
+    loader.set_epoch(5)
+    expected.set_epoch(5)
+    assert content(loader) == content(expected)
 
 
 def test_what_persistent_workers_begin_early_is_not_read_twice(

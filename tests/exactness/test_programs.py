@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset, Sampler, Subset
 
 from lit_loader import DataLoader, get_rng, get_shard
-from tests.support.datasets import Numbers
+from tests.support.datasets import Numbers, Shuffled
 from tests.support.programs import run_program
 from tests.support.samples import Call, Counting
 
@@ -301,6 +301,15 @@ def test_workers_of_a_stream_differ_from_the_first_instruction(
     loader = make(Simulated(kind), batch_size=4, num_workers=2, worker_init_fn=function)
     first = frozenset(float(each) for batch in loader for each in batch)
     assert len(first) == 32
+
+
+@pytest.mark.parametrize("options", [{}, {"num_shards": 4}])
+def test_workers_shuffle_files_alike(options: dict[str, Any]) -> None:
+    files = Shuffled(np.random.default_rng(0), length=16)  # each takes its share of them
+    loader = DataLoader(files, batch_size=1, num_workers=2, **options)
+    orders = [tuple(row[0] for row in rows(loader)) for _ in range(3)]
+    assert all(sorted(order) == [*range(16)] for order in orders)
+    assert distinct(orders) == 3
 
 
 def test_shards_differ_by_the_generator_of_their_share() -> None:

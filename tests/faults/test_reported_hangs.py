@@ -6,11 +6,12 @@ fork: `tests/diagnostics/test_fork_dangers.py`; signals to a job: `test_signals.
 """
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.programs import run_python
+from tests.support.programs import run_program, run_python
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -73,3 +74,51 @@ def test_beside_threads_that_log_compute_and_pin(tmp_path: Path) -> None:
     """OpenMP is in use, and workers are replaced in the midst of it."""
     (tmp_path / "program.py").write_text(BUSY)
     assert run_python(tmp_path, "program.py") == "well\n"
+
+
+LOCKED = """
+import sys, threading, time, warnings
+from lit_loader import DataLoader, StallWarning
+
+lock = threading.Lock()  # as a library has that logs, or caches, or decodes
+held = threading.Event()
+
+class Rows:
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        with lock:
+            return index
+
+def upload():
+    with lock:
+        held.set()
+        time.sleep(2)
+
+threading.Thread(target=upload, name="uploader").start()
+held.wait()
+options = {"num_workers": 2, "multiprocessing_context": "fork"}
+if sys.argv[1] == "timeout":
+    print(sum(len(batch) for batch in DataLoader(Rows(), 4, timeout=3, **options)))
+else:
+    warnings.simplefilter("error", StallWarning)
+    try:
+        list(DataLoader(Rows(), 4, stall_warning=5, **options))
+    except StallWarning as stall:
+        print(stall)
+"""
+
+
+@pytest.mark.parametrize("how", ["timeout", "no timeout"])
+def test_a_thread_has_a_lock_while_workers_are_forked(tmp_path: Path, how: str) -> None:
+    """torch's loader hangs forever, though the lock was held for two seconds."""
+    (program := tmp_path / "program.py").write_text(LOCKED)
+    out = run_program(program, how, forked=True, stderr=subprocess.STDOUT)
+    if how == "timeout":
+        assert "[LL011]" in out
+        assert out.endswith("16\n")
+    else:
+        assert "in __getitem__" in out
+        assert "(uploader)" in out  # which has ended since
+        assert "LL008" in out
