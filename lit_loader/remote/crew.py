@@ -137,8 +137,7 @@ class Crew:
 
     def set_attributes(self, changes: Changes) -> None:
         """Set attributes of the workers' datasets; workers that are hired later get them too."""
-        for path, attributes in changes.items():
-            self._changes.setdefault(path, {}).update(attributes)
+        self._changes.update(changes)
         for member in self.members:
             if member.handle is not None:
                 member.handle.set_attributes(changes)

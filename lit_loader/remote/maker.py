@@ -67,13 +67,11 @@ class Maker:
     def _make(self, order: bytes) -> NDArray[np.uint8]:
         maker, progress, indices = self._maker, Progress(), None
         task: Any = unpack(order)
-        number, failure = position_of(task.number), maker.broken
-        if failure is None:
-            try:
-                indices = unpack_indices(order[SIZE:])
-                return self._made(task, indices, progress)
-            except BaseException as error:
-                failure = maker.failure(error, number, indices, progress)
+        try:
+            indices = unpack_indices(order[SIZE:])
+            return self._made(task, indices, progress)
+        except BaseException as error:
+            failure = maker.failure(error, position_of(task.number), indices, progress)
         packed = failure.pack(task.capacity)
         reply = Reply(Status.FAILED, 0, 0, 0, 0, len(packed), 0)
         return np.frombuffer(pack(reply) + packed, np.uint8)
@@ -87,8 +85,8 @@ class Maker:
         batch = make_batch(loader, indices, number, task.epoch, task.seeds, progress)
         progress.encoding()
         at, nbytes, used = self._encode(batch, writer)
-        times = progress.stages(progress.idle())
-        reply = packed_reply(Status.DONE, 0, 0, 0, at, nbytes, loader.samples, *times)
+        measured = progress.stages(loader.samples, progress.idle())
+        reply = packed_reply(Status.DONE, 0, 0, 0, at, nbytes, *measured)
         self._scratch[:SIZE] = np.frombuffer(reply, np.uint8)
         return self._scratch[: SIZE + used]
 

@@ -56,11 +56,10 @@ class RemoteWorkers:
         self._relays = 0
         self._relay: _Relay | None = None
 
-    def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
+    def prepare(self, num_workers: int, seed: int, spec: BatchSpec, notices: deque[Notice]) -> None:
         """Get ready to start the relay; TransportError: something of ``spec`` cannot be pickled."""
-        here, self._notices = links.num_workers, notices
-        total = here + self.num_workers
-        self._roles = [Role(each, total, links.seed + each) for each in range(here, total)]
+        self._notices, total = notices, num_workers + self.num_workers
+        self._roles = [Role(each, total, seed + each) for each in range(num_workers, total)]
         packed = freeze_spec(spec, _MACHINES).pickled
         self._payload, _ = nameless_file("lit_loader dataset")
         try:

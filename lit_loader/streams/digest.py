@@ -27,7 +27,10 @@ _DEPTH: Final = 9
 def digest_of(samples: Any) -> int:
     """Return a digest of a batch's samples, from 1 on; it is the same in every process."""
     found: list[bytes] = []
-    _look(samples, found, 0, _SAMPLES)
+    if type(samples) is list:
+        _look_into(samples, found, 0, _SAMPLES)
+    else:
+        _look(samples, found, 0, _SAMPLES)
     return zlib.crc32(b"\0".join(found)) or 1
 
 
@@ -35,7 +38,7 @@ def _look(value: Any, found: list[bytes], depth: int, most: int = _VALUES) -> No
     """Write down some of what a value is; calls no code of the user's."""
     kind = type(value)
     if kind is str:
-        found.append(_ends(value).encode("utf-8", "surrogatepass"))
+        found.append(_written([value]))
     elif kind is bytes:
         found.append(value[:_VALUES] + value[-_VALUES:] + b"%d" % len(value))
     elif kind in _PLAIN:
@@ -47,25 +50,33 @@ def _look(value: Any, found: list[bytes], depth: int, most: int = _VALUES) -> No
             found.append(kind.__name__.encode())
             inside = value if issubclass(kind, Mapping) else getattr(value, "__dict__", {})
             value = [*islice(inside.items(), most)]
-        count = len(value)
-        found.append(b"%d" % count)
-        if count > most:
-            value = [*value[:: -(-count // (most - 1))], value[-1]]
-        if set(map(type, value)) == {str}:  # as often: at once
-            text = "\0".join([*map(_ends, value)])
-            found.append(text.encode("utf-8", "surrogatepass"))
-            return
-        for part in value:
+        _look_into(value, found, depth, most)
+
+
+def _look_into(parts: Any, found: list[bytes], depth: int, most: int) -> None:
+    """Write down how many parts there are, and some of them, the first and the last among these."""
+    count = len(parts)
+    found.append(b"%d" % count)
+    if count > most:
+        parts = [*parts[:: -(-count // (most - 1))], parts[-1]]
+    if set(map(type, parts)) == _TEXT:  # as often: at once
+        found.append(_written(parts))
+    else:
+        for part in parts:
             _look(part, found, depth + 1)
 
 
-def _ends(text: str) -> str:
-    """Return the first and last characters of a long text, and its length."""
-    if len(text) <= 2 * _VALUES:
-        return text
-    return f"{text[:_VALUES]}{text[-_VALUES:]}{len(text)}"
+def _written(texts: list[str]) -> bytes:
+    """Write texts down: of long ones the first and last characters, and the length."""
+    if max(map(len, texts)) > 2 * _VALUES:
+        texts = [
+            text if len(text) <= 2 * _VALUES else f"{text[:_VALUES]}{text[-_VALUES:]}{len(text)}"
+            for text in texts
+        ]
+    return "\0".join(texts).encode("utf-8", "surrogatepass")
 
 
+_TEXT: Final = {str}
 _PLAIN: Final = frozenset({int, float, bool, complex, range, type(None)})
 
 

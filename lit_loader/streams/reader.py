@@ -97,7 +97,7 @@ class Reader(BatchBuilder):
                         # A state is that before a batch which could be read.
                         with resuming(self._spec.dataset, "dataset"):
                             raise
-                if point.state and self.held:
+                if point.state and self.held.tapes:
                     self._follow_held()  # a generator's body takes up its state when it begins
         if differs is not None:
             self._note_difference(differs)
@@ -229,7 +229,7 @@ class Reader(BatchBuilder):
         # Its __iter__ is not called again: that of a stream which is its own iterator starts over.
         is_generator = type(self._iterator) is GeneratorType
         self._quickly = self._iterator if is_generator else map(next, repeat(self._iterator))
-        if self.held:  # iter() or load_state_dict() may have put others in their place
+        if self.held.tapes:  # iter() or load_state_dict() may have put others in their place
             self._follow_held()
 
     def _seed_beginning(self, stage: int, *part: int) -> None:

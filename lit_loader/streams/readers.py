@@ -91,8 +91,6 @@ class Readers:
 
     def enter(self, seeds: PassSeeds, epoch: int) -> None:
         """Take up a pass; search for the generators that the dataset holds."""
-        if self._pass == (seeds, epoch):
-            return
         self.begin_epoch()
         self._pass = seeds, epoch
         if self._copies is None:
@@ -111,9 +109,10 @@ class Readers:
         ``indices`` is a `ReadPoint`: its reader is opened there. None: the reader continues,
         or begins at its start if it is not open here. Raises EndOfData, or Cancelled.
         """
-        self.enter(seeds, epoch)
-        place, turns = number % len(self._shares), len(self._shares)
-        share, context, before = self._shares[place], reading(), None
+        if self._pass != (seeds, epoch):
+            self.enter(seeds, epoch)
+        context, turns = reading(), len(self._shares)
+        batch, place = divmod(number, turns)
         context.epoch, context.shard = epoch, self._told[place]
         if indices is None and self._next.get(place) != number:
             indices = _START
@@ -122,18 +121,18 @@ class Readers:
             self._close(place)
             if not indices.ended:
                 self._readers[place], self._fresh = self._fresh or self._reader(place), None
-        if place not in self._readers:
+        reader = context.maker = self._readers.get(place)
+        if reader is None:
             raise EndOfData
-        reader = context.maker = self._readers[place]
         reader.seed_globals = self.seed_globals
         if self._copies is not None:
-            before = shown()
-            who = {"id": share.shard, "num_workers": share.of, "dataset": reader.dataset}
-            show(WorkerInfo(**who, seed=(seeds.seed >> 1) + share.shard))
+            before, (shard, shards) = shown(), self._shares[place]
+            who = {"id": shard, "num_workers": shards, "dataset": reader.dataset}
+            show(WorkerInfo(**who, seed=(seeds.seed >> 1) + shard))
         try:
             if indices is not None:
-                reader.open(indices, number // turns, progress)
-            batch = reader.read(number // turns, progress)
+                reader.open(indices, batch, progress)
+            made = reader.read(batch, progress)
         except EndOfData:
             self._close(place)  # with its copy of the dataset
             raise
@@ -141,7 +140,7 @@ class Readers:
             if self._copies is not None:
                 show(before)
         self.samples = reader.samples
-        return batch
+        return made
 
     def _close(self, place: int) -> None:
         reader = self._readers.pop(place, None)

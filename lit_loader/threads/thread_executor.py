@@ -353,8 +353,8 @@ class _Worker:
             lane.reading.maker = None
         now = progress.idle(made=True)
         samples = 0 if batch is None else builder.samples
-        times = progress.stages(now, *self._clock.used())
-        outcome.timings = Timings(self.number, 0, samples, *times)
+        measured = progress.stages(samples, now, *self._clock.used())
+        outcome.timings = Timings(self.number, 0, measured)
         if type(batch) is BatchWithReport:
             outcome.made, batch = batch, batch.batch
         outcome.batch = batch

@@ -15,7 +15,6 @@ sample.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +41,7 @@ from lit_loader.core.seeding.seeds import (
     index_number,
     seed_globals,
 )
+from lit_loader.core.seeding.shared_draws import SharedDraws
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.describe import annotate
 
@@ -82,21 +82,19 @@ class BatchBuilder:
         self._seeded: tuple[int, ...] | None = None  # what was seeded for last
         self.rng = BatchRng(spec.size, spec.rank, spec.num_replicas)
         self._notes: list[str] = []
-        self._attempts = None
-        if spec.tolerance is not None:
-            self._attempts = spec.tolerance.attempts(self._attempt)
+        tolerance = spec.tolerance
+        self._attempts = None if tolerance is None else tolerance.attempts(self._attempt)
         self._pool: ReadPool | None = None
         if spec.read_threads > 1:
             from lit_loader.core.batch.read_pool import ReadPool
 
             self._pool = ReadPool(spec.read_threads, spec.modes)
         # In threads no sample can have the generators to itself.
-        per_sample = spec.per_sample
-        self._seeds_samples = per_sample and self._pool is None
+        self._seeds_samples = spec.per_sample and self._pool is None
         # Whether samples have drawn what collate_fn must not depend on.
-        self._seeds_collation = per_sample or self._pool is not None
+        self._seeds_collation = spec.per_sample or self._pool is not None
         self._table = spec.table()
-        # Whether batches are made by `take`, which draws nothing, as far as indices allow.
+        # Whether batches are made by `take`, as far as indices allow.
         self.reads_table = self._table is not None
         self._pass: tuple[PassSeeds, int] | None = None
         self._seeds = PassSeeds(0)  # of the pass
@@ -126,13 +124,13 @@ class BatchBuilder:
             self._pool.end()
 
     def take(self, indices: Any, progress: Progress) -> Any:
-        """Make a batch by one indexing, where the dataset is a table; None: `load` is to make it.
+        """Make a batch of a table by one indexing; None: `load` is to make it.
 
-        No code of the user's runs and nothing is drawn, so no generator need be seeded.
+        For a builder that `reads_table`. No code of the user's runs and nothing is drawn, so no
+        generator need be seeded.
         """
-        if self._table is None or type(indices) is not list:
-            return None
-        if not (self._spec.own_order or {int} == set(map(type, indices))):
+        own = self._spec.own_order
+        if type(indices) is not list or not (own or {int} == set(map(type, indices))):
             return None  # a bool, say, means another thing to a tensor
         try:
             batch = self._table.batch(indices, progress.empty)
@@ -255,21 +253,13 @@ class BatchBuilder:
             mine = () if spec.shards is None else pairs
             pairs = tuple(pair for pair in mine if id(pair[1]) not in spec.shared_generators)
         elif self._pool is not None:
-            self._pool.look_for(pairs)
+            self._pool.draws = SharedDraws(pairs)
         self.held = HeldGenerators(pairs, spec.held, seeds)
-        if spec.reseed_fn is not None:
-            return
-        if found.cut is not None:
+        if found.cut is not None and spec.reseed_fn is None:
             self.note(
                 f"random generators beyond {found.cut} are not seeded, because it holds more than "
                 f"{MAX_OBJECTS:,} objects. Draw from lit_loader.get_rng(), or pass reseed_fn"
             )
-        for path, generator in found.generators:
-            if isinstance(generator, random.SystemRandom):
-                self.note(
-                    f"{path} is a random.SystemRandom, which no seed determines, so batches differ "
-                    "from run to run. Use random.Random"
-                )
 
     def _seed(self, *parts: int) -> None:
         """Seed every generator that the dataset may draw from, for what ``parts`` name."""
@@ -307,10 +297,8 @@ class BatchBuilder:
         spec = self._spec
         threads = () if self._pool is None else (self._pool, self._sample_at)
         if spec.tolerance is not None:
-            fetcher: MapFetcher = spec.tolerance.map_fetcher(
-                spec, self._attempts, self._replacement_seed, *threads
-            )
-            return fetcher
+            args = spec, self._attempts, self._replacement_seed
+            return spec.tolerance.map_fetcher(*args, *threads)  # type: ignore[no-any-return]
         before_sample = self._seed_sample if self._seeds_samples else None
         return MapFetcher(spec.dataset, spec.batched, before_sample, *threads)
 

@@ -6,10 +6,9 @@ parent uses it itself; `core/batch/batch_builder.py` makes batches by it.
 `DatasetAttributes`: what the workers' copies of a dataset have for plain attributes.
 
 A program may set ``dataset.difficulty = 0.5`` between two passes. Workers that live on have copies
-of the dataset, so what has changed when a pass begins is sent to them (`changed`, `pickled`,
-`apply`). A worker that replaces another one later is given what the others have: a fork has the
-dataset as the program has it by then, and sets it back (`restore`); all others get every change so
-far.
+of the dataset, so what has changed when a pass begins is sent to them (`changed`, `apply`). A
+worker that replaces another one later is given what the others have: a fork has the dataset as the
+program has it by then, and sets it back (`restore`); all others get every change so far.
 
 Plain are numbers, strings, booleans, None, and tuples of these. A change of anything else is only
 reported.
@@ -18,7 +17,6 @@ reported.
 from __future__ import annotations
 
 import contextlib
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -148,8 +146,8 @@ class BatchSpec:
 _MOST_PARTS: Final = 100
 """Datasets within datasets whose attributes are looked at."""
 
-Changes = dict[str, dict[str, Any]]
-"""Values of attributes by their names, for each dataset by its path."""
+Changes = dict[tuple[str, str], Any]
+"""Values of attributes, by the path of the dataset that has them and their names."""
 
 
 class DatasetAttributes:
@@ -163,19 +161,14 @@ class DatasetAttributes:
 
     def changed(self) -> Changes:
         """Return the plain attributes that have changed since the last call."""
-        plain, self._others = _attributes(self._dataset)
-        found: Changes = {}
-        for path, attributes in plain.items():
-            known = self._plain.get(path, {})
-            new = {
-                name: value
-                for name, value in attributes.items()
-                if name not in known or not _is_same(value, known[name])
-            }
-            if new:
-                found[path] = new
-                self.changes.setdefault(path, {}).update(new)
-        self._plain = plain
+        known = self._plain
+        self._plain, self._others = _attributes(self._dataset)
+        found = {
+            key: value
+            for key, value in self._plain.items()
+            if key not in known or not _is_same(value, known[key])
+        }
+        self.changes.update(found)
         return found
 
     def restore(self) -> None:
@@ -190,15 +183,12 @@ class DatasetAttributes:
         return sorted(path for path, value in now.items() if self._others.get(path, value) != value)
 
 
-def pickled(changes: Changes) -> bytes:
-    """Write changes down, for `apply` in another process."""
-    return pickle.dumps(changes, pickle.HIGHEST_PROTOCOL)
-
-
 def apply(changes: Changes, dataset: object) -> None:
     """Set a dataset's attributes."""
-    for path, attributes in _parts(dataset):
-        attributes.update(changes.get(path, {}))
+    parts = dict(_parts(dataset))
+    for (path, name), value in changes.items():
+        if path in parts:
+            parts[path][name] = value
 
 
 def _attributes(dataset: object) -> tuple[Changes, dict[str, int]]:
@@ -209,9 +199,11 @@ def _attributes(dataset: object) -> tuple[Changes, dict[str, int]]:
     plain: Changes = {}
     others: dict[str, int] = {}
     for path, attributes in _parts(dataset):
-        plain[path] = {name: value for name, value in attributes.items() if _is_plain(value)}
-        found = attributes.keys() - plain[path].keys()
-        others |= {f"{path}.{name}": id(attributes[name]) for name in found}
+        for name, value in attributes.items():
+            if _is_plain(value):
+                plain[path, name] = value
+            else:
+                others[f"{path}.{name}"] = id(value)
     others["len(dataset)"] = 0
     with contextlib.suppress(Exception):  # the user's __len__, if there is one
         others["len(dataset)"] = len(dataset)  # type: ignore[arg-type]

@@ -26,8 +26,8 @@ OMITTED: Final = object()
 """What is fetched if bad samples have left nothing of a batch."""
 
 
-def as_read(dataset: Any) -> tuple[Any, Callable[[Any], Any] | None]:
-    """Return what a batch's samples are read from, and what reads them all at once, or None.
+def getitems_of(dataset: Any) -> Callable[[Any], Any] | None:
+    """Return what reads a batch's samples all at once; None: there is nothing.
 
     Torch's ``Subset`` has ``__getitems__`` for the sake of what is in it. Around a dataset that has
     none it reads one sample after the other: so do we then, and know which one it is at.
@@ -36,11 +36,11 @@ def as_read(dataset: Any) -> tuple[Any, Callable[[Any], Any] | None]:
     if (
         getattr(kind, "__getitems__", None) is Subset.__getitems__
         and kind.__getitem__ is Subset.__getitem__
-        and as_read(dataset.dataset)[1] is None
+        and getitems_of(dataset.dataset) is None
     ):
-        return dataset, None
+        return None
     # A dataset may set it to None to say that it has none.
-    return dataset, getattr(dataset, "__getitems__", None)
+    return getattr(dataset, "__getitems__", None)
 
 
 class EndOfData(Exception):
@@ -65,8 +65,8 @@ class MapFetcher:
         pool: ReadPool | None = None,
         sample_at: Callable[[int], Sample] | None = None,
     ) -> None:
-        self._dataset, self._many = as_read(dataset) if batched else (dataset, None)
-        self._batched = batched
+        self._dataset, self._batched = dataset, batched
+        self._many = getitems_of(dataset) if batched else None
         self._before_sample = before_sample
         self._pool, self._sample_at = pool, sample_at
 

@@ -32,7 +32,7 @@ import math
 import platform
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,9 +82,8 @@ class Progress:
     """
 
     __slots__ = (
-        *("_at", "_has_board", "_last", "_place", "_row", "_words", "began", "collated", "each"),
-        *("empty", "fetched", "is_quick", "samples", "slowest", "slowest_at", "state", "token"),
-        "tokens",
+        *("_has_board", "_last", "_place", "_row", "_words", "began", "collated", "each", "empty"),
+        *("fetched", "is_quick", "samples", "slowest", "slowest_at", "state", "token", "tokens"),
     )
 
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
@@ -99,6 +98,7 @@ class Progress:
         self._has_board = words is not None
         self.is_quick = not self._has_board
         self.samples: list[Any] | None
+        self._last = 0  # when the sample that is being read was begun
         self.token = 0  # that of the epoch whose batch is being made
         self.begin(-1)
 
@@ -124,23 +124,21 @@ class Progress:
             words[row + INDICES] = number
         self.fetched = self.collated = self.slowest = self.slowest_at = 0
         self.state = self.tokens = 0
-        self._last = self._at = self._place = -1
-        self.samples = None
+        self._place, self.samples = -1, None
         return True
 
     def collating(self, samples: int) -> None:
         """Note that all samples have been read, and how many they are."""
         now = self.fetched = _clock()
-        if self._at >= 0 and now - self._last > self.slowest:
-            self.slowest, self.slowest_at = now - self._last, self._at
+        if self._place >= 0 and now - self._last > self.slowest:
+            self.slowest, self.slowest_at = now - self._last, self._place
         if self._has_board:
             words, row = self._words, self._row
             words[row + STAGE] = _COLLATING
             words[row + SINCE] = now
             is_quick = samples >= _MANY and now - self.began < _QUICK * samples
             self.is_quick = is_quick and not self.each
-        self._at = self._place = -1
-        self.samples = None
+        self._place, self.samples = -1, None
 
     def encoding(self) -> None:
         """Note that the batch is collated."""
@@ -157,7 +155,9 @@ class Progress:
         words[row + NUM_DONE] += made
         return now
 
-    def stages(self, now: int, processor: int = 0, queued: int = 0) -> tuple[int, ...]:
+    def stages(
+        self, samples: int, now: int, processor: int = 0, queued: int = 0
+    ) -> tuple[int, ...]:
         """Return what building the batch has taken, in the order of the last fields of a `Reply`.
 
         One that failed, or was omitted, has not been through all stages.
@@ -165,6 +165,7 @@ class Progress:
         collated = self.collated or now
         fetched = self.fetched or collated
         return (
+            samples,
             self.began,
             fetched - self.began,
             collated - fetched,
@@ -188,11 +189,9 @@ class Progress:
         words[row + SINCE] = now
         if words[TOKEN] != self.token:
             raise Cancelled
-        last, at = self._last, self._at
-        if at >= 0 and now - last > self.slowest:
-            self.slowest, self.slowest_at = now - last, at
-        self._at = self._place = place
-        self._last = now
+        if self._place >= 0 and now - self._last > self.slowest:
+            self.slowest, self.slowest_at = now - self._last, self._place
+        self._place, self._last = place, now
 
     @property
     def place(self) -> int:
@@ -283,13 +282,14 @@ MEASURED: Final = 6
 class Timings:
     """What one batch has cost: filled on its way, and read by all that shows figures.
 
-    Durations in nanoseconds, moments by ``time.monotonic_ns()``. The parameters are measured where
-    the batch is made, in the order of a `Reply` (`core/transport/messages.py`); the other
-    attributes where it comes in, and is given out.
+    Durations in nanoseconds, moments by ``time.monotonic_ns()``. ``measured`` is what
+    `Progress.stages` has returned where the batch was made; the other attributes are measured where
+    it comes in, and is given out.
 
     Attributes:
         worker: That made it; -1: the consumer's own process.
         nbytes: Of shared memory that it takes; 0 in the consumer's own process.
+        samples: That it has.
         began: When the worker took it up.
         fetch: Reading its samples.
         collate: Collating them.
@@ -312,26 +312,17 @@ class Timings:
     step = 0  # how long the consumer was busy since the batch before; 0 for the first
     slowest_index: Any = None  # the slowest sample's index; None: not known
 
+    samples = began = fetch = collate = encode = slowest = slowest_at = 0
+    processor = queued = state = tokens = 0
+
     def __init__(
-        self,
-        worker: int = -1,
-        nbytes: int = 0,
-        samples: int = 0,
-        began: int = 0,
-        fetch: int = 0,
-        collate: int = 0,
-        encode: int = 0,
-        slowest: int = 0,
-        slowest_at: int = 0,
-        processor: int = 0,
-        queued: int = 0,
-        state: int = 0,
-        tokens: int = 0,
+        self, worker: int = -1, nbytes: int = 0, measured: Sequence[int] | None = None
     ) -> None:
-        self.worker, self.nbytes, self.samples = worker, nbytes, samples
-        self.began, self.fetch, self.collate, self.encode = began, fetch, collate, encode
-        self.slowest, self.slowest_at = slowest, slowest_at
-        self.processor, self.queued, self.state, self.tokens = processor, queued, state, tokens
+        self.worker, self.nbytes = worker, nbytes
+        if measured is not None:
+            self.samples, self.began, self.fetch, self.collate, self.encode = measured[:5]
+            self.slowest, self.slowest_at, self.processor, self.queued = measured[5:9]
+            self.state, self.tokens = measured[9:]
 
     @property
     def waited(self) -> int:
@@ -339,19 +330,6 @@ class Timings:
         if self.pin:  # a pin-memory thread has decoded it meanwhile: that is in the wait
             return self.wait + (self.pin if self.worker < 0 else 0)
         return self.wait + self.decode
-
-    @property
-    def making(self) -> dict[str, int]:
-        """The stages of making it, in their order."""
-        own = {"taking the state": self.state, "fetch": self.fetch - self.state}
-        return {**own, "collate": self.collate, "encode": self.encode}
-
-    @property
-    def taking(self) -> dict[str, int]:
-        """What ``waited`` is the sum of."""
-        if self.worker < 0:
-            return {"wait": self.wait, "pin": self.pin}
-        return {"wait": self.wait, "decode": 0 if self.pin else self.decode}
 
     @property
     def given(self) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final
@@ -76,12 +76,9 @@ class ReadPool:
         self.count, self._modes = count, modes
         self._jobs: SimpleQueue[Any] = SimpleQueue()
         self._pid = 0  # the process that the threads are in
-        self.draws: SharedDraws | None = None  # notices what they must not draw from
+        # Notices if samples draw from generators that threads share; None: the executor does.
+        self.draws: SharedDraws | None = None
         self.end: Callable[[], Any] = lambda: None
-
-    def look_for(self, found: Iterable[tuple[str, Any]]) -> None:
-        """Notice if samples draw from generators that threads share: those found, the global."""
-        self.draws = SharedDraws(found)
 
     def read(
         self, read: _Read, items: Sequence[Any], samples: Sequence[Sample], progress: Progress

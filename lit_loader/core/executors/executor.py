@@ -15,29 +15,24 @@ A pool returns an `Outcome`, raises a `WorkerDeath`, and has notices for the con
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
-
-from lit_loader.core.seeding.seeds import PassSeeds
-from lit_loader.core.transport.viewer_page import ViewerPage
-
-if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
-    from lit_loader.core.executors.worker_process import WorkerProcess
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.batch.progress import MEASURED, Timings
+from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.transport.codec import decode
 from lit_loader.core.transport.messages import Reply, Status, position_of
 from lit_loader.core.transport.status_board import BoardRow
+from lit_loader.core.transport.viewer_page import ViewerPage
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.describe import annotate
 from lit_loader.errors import TransportError, WorkerError
 
-if TYPE_CHECKING:
-    from lit_loader.core.executors.worker_process import RelayExit
+if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
+    from lit_loader.core.executors.worker_process import RelayExit, WorkerProcess
     from lit_loader.core.transport.arena import Lease
 
 
@@ -70,7 +65,7 @@ class Outcome:
         cls, number: int, reply: Reply, memory: Lease | None, failure: WorkerException | None
     ) -> Outcome:
         """Make the outcome that a worker's message reports."""
-        timings = Timings(reply.worker, reply.at + reply.nbytes, *reply[MEASURED:])
+        timings = Timings(reply.worker, reply.at + reply.nbytes, reply[MEASURED:])
         timings.arrived = time.monotonic_ns()
         outcome = cls(number, timings)
         outcome.ended = reply.status == Status.ENDED

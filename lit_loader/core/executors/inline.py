@@ -34,7 +34,6 @@ class Inline(Executor):
         self._pin, self._iterable = pin, spec.iterable
         self._tasks: deque[Task] = deque()
         self._progress = Progress()
-        self._progress.each = False  # nobody looks at the time
         self._builder = builder_of(spec, found=found)
         self._builder.enter(seeds, epoch)
         self._draws = draws_of(spec.dataset, spec.collate_fn)
@@ -61,16 +60,17 @@ class Inline(Executor):
         if batch is None:
             batch, error = self._load(task, indices)
         now = time.monotonic_ns()
-        timings = Timings(-1, 0, builder.samples, *progress.stages(now))
+        timings = Timings(-1, 0, progress.stages(builder.samples, now))
         timings.arrived = now
         outcome = Outcome(task.number, timings)
         if error is not None:
             outcome.ended = isinstance(error, EndOfData)
             outcome.error = None if outcome.ended else error
             del error  # whose traceback is to hold no frame that holds it
-        if type(batch) is BatchWithReport:
-            outcome.made, batch = batch, batch.batch
-        outcome.batch = batch
+        elif type(batch) is BatchWithReport:
+            outcome.made, outcome.batch = batch, batch.batch
+        else:
+            outcome.batch = batch
         if self._pin is not None:
             outcome.pin(self._pin)
         return outcome
@@ -95,13 +95,13 @@ class Inline(Executor):
                 context.return_to(place)
                 if rng is not None:
                     rng.end()
-        except EndOfData:  # which holds the frames that it came through, and they this executor
-            return None, EndOfData()
         except BaseException as error:
             # A signal handler may have raised before all was put back.
             context.return_to(place)
             if rng is not None:
                 rng.end()
+            if isinstance(error, EndOfData):  # another one has no frames, which hold this executor
+                return None, EndOfData()
             if not isinstance(error, Exception):
                 raise
             # What an exception from a worker has in its message.

@@ -91,10 +91,6 @@ def worker_main(links: Links, payload: Payload) -> None:
             worker.leave()
 
 
-class _Broken(Exception):
-    pass
-
-
 class _Worker:
     """The loop and what it needs.
 
@@ -135,7 +131,7 @@ class _Worker:
             links.seed,
             unpack,
         )
-        self._loader, self._broken = maker.loader, maker.broken
+        self._loader = maker.loader
         if maker.spec is not None:
             self._always_clocked = maker.spec.timed
             self._progress.each = maker.spec.watched
@@ -193,8 +189,6 @@ class _Worker:
         writer = self._writer(slot, capacity)
         offset, at, used, indices = slot, 0, 0, None
         try:
-            if self._broken is not None:
-                raise _Broken
             if nbytes:
                 indices = unpack_indices(writer.view[:nbytes])
             progress.empty = writer.empty
@@ -208,9 +202,7 @@ class _Worker:
             status = Status.ENDED
         except BaseException as error:
             status, offset = Status.FAILED, slot
-            failure = self._broken or self._maker.failure(
-                error, position_of(number), indices, progress
-            )
+            failure = self._maker.failure(error, position_of(number), indices, progress)
             packed = failure.pack(capacity)
             used = len(packed)
             self._arena.memory(slot, capacity)[:used] = np.frombuffer(packed, np.uint8)
@@ -218,8 +210,8 @@ class _Worker:
         clocked = self._clock.used() if self._clocked else _NOT_CLOCKED
         self._clocked = now - progress.began > CLOCKED_FROM
         samples = 0 if loader is None else loader.samples
-        where = status, self._id, slot, offset, at, used, samples
-        self._send(packed_reply(*where, *progress.stages(now, *clocked)))
+        where = status, self._id, slot, offset, at, used
+        self._send(packed_reply(*where, *progress.stages(samples, now, *clocked)))
 
     def _encode(self, batch: Any, task: Task, writer: SlotWriter) -> tuple[int, int, int]:
         """Write the batch into its slot, or a larger one, which the parent grants."""

@@ -217,7 +217,5 @@ class Pipes:
             raise Ended(min(gone))
         if self.results in fds or not fds.isdisjoint(blocked):
             return True
-        if self._woken in fds:
-            os.read(self._woken, _READ_AT_ONCE)
-            return False
-        return True
+        os.read(self._woken, _READ_AT_ONCE)
+        return False

@@ -80,18 +80,14 @@ def importable_main(hide: bool = False) -> Iterator[None]:
 
     A process that is started meanwhile would otherwise end, trying to run that file.
     """
-    main: Any = sys.modules["__main__"]
-    hidden = {}
+    names, hidden = vars(sys.modules["__main__"]), dict[str, Any]()
     if hide or not main_is_importable():
-        hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
-    if "__file__" in hidden:
-        del main.__file__
-    if "__spec__" in hidden:
-        main.__spec__ = None
+        hidden = {name: names[name] for name in ("__file__", "__spec__") if name in names}
+    names.update(dict.fromkeys(hidden))
     try:
         yield
     finally:
-        vars(main).update(hidden)
+        names.update(hidden)
 
 
 @contextlib.contextmanager
@@ -336,27 +332,25 @@ class Payload:
 
         A TransportError that names the option and the place in it, if something cannot be pickled.
         """
-        if not self._fds and self._spec is not None:
-            from lit_loader.core.transport.dataset_pickle import Policy
+        if self._fds or self._spec is None:
+            return
+        from lit_loader.core.transport.dataset_pickle import Policy
 
-            frozen = freeze_spec(self._spec, Policy.workers(main_is_importable()))
-            self._fds = frozen.fds
-            try:
-                self._fds.insert(0, nameless_file("lit_loader arrays")[0])
-                frozen.write(self._fds[0])
-            except OSError as error:
-                self.close()
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise  # there is room
-                raise LoaderError(
-                    f"not enough memory for the dataset's arrays ({frozen.nbytes / 2**20:,.0f} MiB "
-                    f"for all workers, {error}). {remedy(error)}, or use "
-                    "multiprocessing_context='fork', which copies none [LL102]"
-                ) from error
-            except BaseException:
-                self.close()
-                raise
-            self.shared_bytes = frozen.nbytes
+        frozen = freeze_spec(self._spec, Policy.workers(main_is_importable()))
+        self._fds = frozen.fds
+        try:
+            self._fds.insert(0, nameless_file("lit_loader arrays")[0])
+            frozen.write(self._fds[0])
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, OSError) or error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # there is room
+            raise LoaderError(
+                f"not enough memory for the dataset's arrays ({frozen.nbytes / 2**20:,.0f} MiB "
+                f"for all workers, {error}). {remedy(error)}, or use "
+                "multiprocessing_context='fork', which copies none [LL102]"
+            ) from error
+        self.shared_bytes = frozen.nbytes
 
     def open(self) -> BatchSpec:
         """Return the objects; raises whatever unpickling them does."""

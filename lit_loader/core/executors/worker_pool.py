@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import threading
 import time
 import weakref
@@ -43,9 +44,9 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from lit_loader.core.batch.batch_spec import BatchSpec, pickled
+from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.progress import WorkerWaits
 from lit_loader.core.executors.executor import MOST_WORKERS, FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
@@ -86,7 +87,6 @@ from lit_loader.errors import LoaderError
 
 if TYPE_CHECKING:  # map-style datasets need none
     from lit_loader.core.executors.reader_assignment import ReaderHomes
-from typing import Protocol
 
 LONGEST_LOOK: Final = 1.0
 """Seconds between two looks while nothing comes; one that comes later was held up itself."""
@@ -646,7 +646,7 @@ class WorkerPool:
         """
         changed = self.workers.attributes.changed()
         if changed:
-            parts = packed_attributes(pickled(changed))
+            parts = packed_attributes(pickle.dumps(changed, pickle.HIGHEST_PROTOCOL))
             with self._lock:
                 for number, worker in self._by_number.items():
                     if not worker.leaving:
@@ -841,7 +841,7 @@ class WorkerPool:
     @property
     def memory(self) -> tuple[int, int]:
         """Bytes of shared memory that batches take, and the dataset."""
-        return (0, 0) if self.closed else (self.arena.resident, self.workers.shared_data)
+        return (0, 0) if self.closed else (self.arena.resident, self.workers.payload.shared_bytes)
 
     @property
     def closed(self) -> bool:

@@ -8,7 +8,6 @@ the last worker: one that is up says so, and the next one is started then.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import math
 import os
@@ -52,8 +51,8 @@ class Relays(Protocol):
     count: int  # batches that these may be at
     num_workers: int  # how many of them there are to be
 
-    def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
-        """Get ready to start it."""
+    def prepare(self, num_workers: int, seed: int, spec: BatchSpec, notices: deque[Notice]) -> None:
+        """Get ready to start it; ``num_workers`` are here, and ``seed`` is that of the first."""
 
     def start(self, links: Links, board: StatusBoard, changes: Changes) -> WorkerProcess:
         """Start it, or another one; ``changes``: attributes of the dataset that have changed."""
@@ -105,25 +104,12 @@ class WorkerSet:
         """Get ready to start them, by their base seed; and the relay, whose number is given."""
         self.num_workers = num_workers  # how many there are to be
         self._stacks.open()
-        self._links = Links(
-            worker=0,
-            num_workers=num_workers,
-            seed=seed,
-            token=self.board.token,
-            parent=self.pid,
-            arena=Descriptor(self._arena.fd),
-            mapped=self._arena.mapped,
-            board_bytes=len(self._arena.board),
-            control=Descriptor(-1),
-            results=Descriptor(self._pipes.results_end),
-            stacks=Descriptor(self._stacks.fd),
-        )
+        self._context, self._seed = context, seed
+        self.forks = context.get_start_method() == "fork"
         self.relay = None if remote is None else relay  # who stands for those elsewhere
         self.num_remote_workers = 0 if remote is None else remote.num_workers
-        self._context = context
-        self.forks = context.get_start_method() == "fork"
         if remote is not None:
-            remote.prepare(self._links, spec, self.notices)
+            remote.prepare(num_workers, seed, spec, self.notices)
         self._remote = remote
 
     @property
@@ -136,11 +122,6 @@ class WorkerSet:
         """Whether there are as many as there are to be, all of them up, but for the relay."""
         here = len(self.processes) - (self.relay in self.processes)
         return not self.starting and here == self.num_workers
-
-    @property
-    def shared_data(self) -> int:
-        """Bytes of the dataset in a file that all of them map; forked ones need none."""
-        return self.payload.shared_bytes
 
     @property
     def attributes(self) -> DatasetAttributes:
@@ -162,13 +143,18 @@ class WorkerSet:
     def launch(self, worker: int, token: int) -> None:
         """Start a worker's process, or the relay's, and watch it; within `HeldBack`."""
         self._pipes.open(worker)
-        links = dataclasses.replace(
-            self._links,
+        links = Links(
             worker=worker,
             num_workers=self.num_workers,
-            seed=self._links.seed + worker,
+            seed=self._seed + worker,
             token=token,
+            parent=self.pid,
+            arena=Descriptor(self._arena.fd),
+            mapped=self._arena.mapped,
+            board_bytes=len(self._arena.board),
             control=Descriptor(self._pipes.task_ends[worker]),
+            results=Descriptor(self._pipes.results_end),
+            stacks=Descriptor(self._stacks.fd),
         )
         try:
             if self._remote is not None and worker == self.relay:

@@ -27,8 +27,8 @@ from lit_loader.core.transport.worker_exception import WorkerException, describe
 class WorkerSetup:
     """Makes batches by the user's objects, which ``unpack`` gives.
 
-    An exception at its start is that of every batch. ``who`` names the worker in messages: "in
-    worker 3 (pid 17)"; ``seed`` is its own.
+    An exception at its start is that of every batch: `failure` returns it. ``who`` names the
+    worker in messages: "in worker 3 (pid 17)"; ``seed`` is its own.
     """
 
     def __init__(
@@ -64,9 +64,14 @@ class WorkerSetup:
     def failure(
         self, error: BaseException, number: int, indices: Any, progress: Progress
     ) -> WorkerException:
-        """Carry what batch ``number`` of the epoch has raised, with where it came from."""
+        """Carry what batch ``number`` of the epoch has raised, with where it came from.
+
+        Without a ``loader`` there is no batch, and what has gone wrong at the start is returned.
+        """
+        if self.broken is not None:
+            return self.broken
         if indices is None or isinstance(indices, ReaderPlace):
-            indices = self.loader and self.loader.whose(number)
+            indices = self.loader.whose(number)
         return WorkerException.capture(
             error, f"{self._who}, {describe_batch(number, indices, progress)}"
         )

@@ -38,9 +38,6 @@ from lit_loader.core.seeding.seeds import PassSeeds, canonical_pickle, derive, e
 MAX_OBJECTS: Final = 20_000
 """Objects that a search looks into, each in 1 to 2 µs."""
 
-MAX_DEPTH: Final = 16
-"""Steps (attribute, item, ...) that a search follows from the dataset."""
-
 FIRST_ITEMS: Final = 16
 """Items of a container that are looked into first."""
 
@@ -54,7 +51,6 @@ GLOBAL_GENERATORS: Final[tuple[Any, ...]] = (
     np.random.rand.__self__,  # type: ignore[attr-defined]
     torch.default_generator,
 )
-_GLOBALS: Final = {id(each): each for each in GLOBAL_GENERATORS}
 _PLAIN: Final = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range})
 _LEAVES: Final[tuple[type, ...]] = (
     *(str, bytes, bytearray, int, float, complex, type(None), range),
@@ -95,7 +91,7 @@ def find_generators(*roots: object, sharing: bool = False) -> Found:
     """
     search = _Search(sharing)
     for root in roots:
-        search.look_at(root, -1, type(root).__name__, 0)
+        search.look_at(root, -1, type(root).__name__)
     search.run()
     pairs = [(search.path(number), search.entered[number][0]) for number in search.found]
     return Found(tuple(pairs), search.shared, search.cut)
@@ -174,13 +170,13 @@ class _Search:
         self.found: list[int] = []
         self.shared: str | None = None
         self.cut: str | None = None
-        # What was looked into, with the number of what led there, and the step.
+        # What is looked into, with the number of what led there, and the step. It is kept alive
+        # meanwhile: another object would get its id.
         self.entered: list[tuple[Any, int, str | int]] = []
         self._sharing = sharing
-        self._queue: deque[tuple[Any, int, str | int, int]] = deque()
-        self._seen = _GLOBALS.copy()
+        self._seen = set(map(id, GLOBAL_GENERATORS))
         self._modules: set[str] = set()
-        self._left: dict[int, tuple[Iterator[_Lead], int]] = {}  # rest of long containers
+        self._left: dict[int, Iterator[_Lead]] = {}  # the rest of long containers
         self._holding: set[int] = set()  # what has a generator somewhere within
 
     def path(self, number: int) -> str:
@@ -192,65 +188,65 @@ class _Search:
             number = parent
         return "".join(reversed(steps))
 
-    def look_at(self, value: Any, parent: int, step: str | int, depth: int) -> None:
+    def look_at(self, value: Any, parent: int, step: str | int) -> None:
         """Note something for the walk, unless nothing can be in there."""
         role = _role(type(value))
         if role is _Role.LEAF or role is _Role.SLOT or id(value) in self._seen:
             return
         if role is _Role.ARRAY and value.dtype != object:
             return
-        if depth > MAX_DEPTH or len(self._seen) > MAX_OBJECTS:
+        if len(self._seen) > MAX_OBJECTS:
             self.cut = self.cut or (self.path(parent) + str(step))
             return
-        self._seen[id(value)] = value  # kept alive: another object would get its id
-        self._queue.append((value, parent, step, depth))
+        self._seen.add(id(value))
+        self.entered.append((value, parent, step))
 
     def run(self) -> None:
         """Walk."""
-        while self._queue or self._go_on():
-            value, parent, step, depth = self._queue.popleft()
-            kind, number = type(value), len(self.entered)
+        number = 0
+        while number < len(self.entered) or self._go_on():
+            value = self.entered[number][0]
+            kind = type(value)
             role = _role(kind)
-            self.entered.append((value, parent, step))
             if role is _Role.GENERATOR:
                 self._note(number)
             elif role is _Role.BITS:
-                self.look_at(value.bit_generator, number, "", depth)
+                self.look_at(value.bit_generator, number, "")
             elif role is _Role.CONTAINER or role is _Role.ARRAY:
                 leads = _items(value, kind)
                 first = [*islice(leads, FIRST_ITEMS)]
                 if self._sharing or not _roles(map(_second, first)) <= _LEAVES_ALONE:
-                    self._look_at_parts(first, number, depth)
-                    self._left[number] = leads, depth
+                    self._look_at_parts(first, number)
+                    self._left[number] = leads
             else:
                 own = _own_classes(kind)
                 leads = _parts(value, kind, role, own, self._sharing)
-                self._look_at_parts(leads, number, depth)
+                self._look_at_parts(leads, number)
                 for owner in (value,) if role is _Role.FUNCTION else own:
-                    self._look_at_module(owner, depth)
+                    self._look_at_module(owner)
+            number += 1
 
-    def _look_at_parts(self, leads: Iterable[_Lead], number: int, depth: int) -> None:
+    def _look_at_parts(self, leads: Iterable[_Lead], number: int) -> None:
         for step, part in leads:
             if type(part) in _PLAIN:
                 continue
             if self._sharing and self.shared is None and _is_shared(part):
                 self.shared = self.path(number) + str(step)
-            self.look_at(part, number, step, depth + 1)
+            self.look_at(part, number, step)
 
-    def _look_at_module(self, owner: Any, depth: int) -> None:
+    def _look_at_module(self, owner: Any) -> None:
         """Note the generators among the globals of the module that defines a class or function."""
         name = getattr(owner, "__module__", None)
         if not isinstance(name, str) or name in self._modules or _is_closed(name, _NO_GLOBALS):
             return
         self._modules.add(name)
-        if name not in sys.modules or _GENERATORS.isdisjoint(
-            _roles(vars(sys.modules[name]).values())
-        ):
+        names = vars(sys.modules[name]) if name in sys.modules else {}
+        if _GENERATORS.isdisjoint(_roles(names.values())):
             return
         shown = "__main__" if name == "__mp_main__" else name  # as spawned workers call it
-        for each, value in list(vars(sys.modules[name]).items()):
+        for each, value in list(names.items()):
             if _role(type(value)) in _GENERATORS:  # isinstance would call Python code of torch's
-                self.look_at(value, -1, f"{shown}.{each}", depth + 1)
+                self.look_at(value, -1, f"{shown}.{each}")
 
     def _note(self, number: int) -> None:
         self.found.append(number)
@@ -260,11 +256,11 @@ class _Search:
 
     def _go_on(self) -> bool:
         """Take up the rest of the containers in whose first items there is a generator."""
+        known = len(self.entered)
         for number in self._holding.intersection(self._left):
-            leads, depth = self._left.pop(number)
             with contextlib.suppress(RuntimeError):  # another thread changes the container
-                self._look_at_parts(leads, number, depth)
-        return bool(self._queue)
+                self._look_at_parts(self._left.pop(number), number)
+        return len(self.entered) > known
 
 
 def _items(value: Any, kind: type) -> Iterator[_Lead]:
@@ -459,9 +455,6 @@ class HeldGenerators:
             self.tapes.append(controls)
             self.paths.append(path)
             self._bases.append(start)
-
-    def __bool__(self) -> bool:
-        return bool(self.tapes)
 
     def reseed(self, *parts: int) -> None:
         """Seed each generator in place for a batch or sample, which ``parts`` name."""
