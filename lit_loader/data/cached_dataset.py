@@ -113,6 +113,9 @@ class CachedDataset(Dataset[T_co]):
         CachedDataset(range, 4 of 100 samples in 0.0 of 1.0 MB)
     """
 
+    alike_in_processes: ClassVar[tuple[str, ...]] = ("dataset",)
+    """See `streams/digest.py`."""
+
     shared_by_readers: ClassVar[tuple[str, ...]] = ("_store", "_folder")
     """See `streams/copies.py`: samples do not depend on who has made them."""
 

@@ -55,6 +55,7 @@ class MixtureStream(IterableDataset[Any]):
             frequent. Weights that change are a list of pairs, ``[(0, {"web": 3, "books": 1}),
             (5000, {"web": 1, "books": 1})]``: from which draw on they count, of all shards
             together. With ``epoch_length`` draws are counted over all epochs, without it in each.
+            Sources begin again in each epoch: shuffle them, or their ends are not reached.
         epoch_length: Samples of an epoch, over all shards. None: until sources are exhausted.
         stopping_strategy: What happens where a source has no more samples. "first_exhausted" ends
             the epoch (of this shard). "all_exhausted_without_replacement" continues with the others

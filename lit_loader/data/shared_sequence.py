@@ -13,7 +13,7 @@ import pickle
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Final, SupportsIndex, TypeVar, overload
+from typing import Any, ClassVar, Final, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -51,6 +51,9 @@ class SharedSequence(Sequence[T]):
         >>> files[7], len(files)
         ('7.jpg', 1000)
     """
+
+    alike_in_processes: ClassVar[tuple[str, ...]] = ("_data", "_ends")
+    """See `streams/digest.py`: the file has another number in each process."""
 
     def __init__(self, records: Iterable[T]) -> None:
         data, ends = bytearray(), array("q", [0])

@@ -13,6 +13,7 @@ from torch.utils.data import Subset
 
 from lit_loader.context import WORKERS
 from lit_loader.core.sampling.batch_plan import distributed_sampler_of
+from lit_loader.core.sampling.orders import ComputedOrder
 from lit_loader.core.state.position import Shards
 from lit_loader.errors import OptionError
 from lit_loader.streams.digest import digest_of
@@ -48,6 +49,8 @@ def advice_before_epoch(core: Any) -> Iterator[str]:
 def _reads_all(loader: Any, world: int) -> bool:
     """Whether a map-style dataset is seen to be read as a whole, which is no rank's share."""
     dataset, batches = loader.dataset, loader.batch_sampler
+    if isinstance(batches, ComputedOrder):  # by lengths: it takes no share
+        return True
     sampler: Any = loader.sampler if batches is None else getattr(batches, "sampler", None)
     is_shared = distributed_sampler_of(sampler) is not None
     if is_shared or _has_own_share(sampler) or _has_own_share(batches):

@@ -49,6 +49,8 @@ def _look(value: Any, found: list[bytes], depth: int, most: int = _VALUES) -> No
         if not issubclass(kind, (list, tuple)):
             found.append(kind.__name__.encode())
             inside = value if issubclass(kind, Mapping) else getattr(value, "__dict__", {})
+            if names := getattr(kind, "alike_in_processes", None):  # of its attributes only these
+                inside = {name: getattr(value, name) for name in names}
             value = [*islice(inside.items(), most)]
         _look_into(value, found, depth, most)
 
