@@ -4,6 +4,7 @@ import random
 import threading
 import warnings
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import DistributedSampler, RandomSampler, get_worker_info
 
 from lit_loader import DataLoader, StateError, get_epoch, get_rng
 from tests.support.samples import Call, OfLength
@@ -608,6 +609,61 @@ def test_worker_init_fn_finds_the_passes_seed_and_its_number() -> None:
     loader = DataLoader(Call(lambda _: _initial, 8), 1, num_workers=2, worker_init_fn=initial)
     assert all(distinct(int(batch) for batch in loader) == 1 for _ in range(2))
     assert distinct(int(batch) for _ in range(3) for batch in loader) == 3
+
+
+class Noisy(OfLength):
+    """Holds a generator that is seeded by the system, as long as nobody seeds it."""
+
+    length = N
+
+    def __init__(self) -> None:
+        self.rng = np.random.RandomState()
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([index, self.rng.random_sample()], dtype=torch.float64)
+
+
+def renew(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.rng = np.random.RandomState(info.seed % 2**32)
+
+
+def seed_in_place(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.rng.seed(info.seed % 2**32)
+
+
+@pytest.mark.parametrize("init", [renew, seed_in_place])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_generator_that_worker_init_fn_seeds_repeats(
+    init: Any, method: str, persistent: bool
+) -> None:
+    """NumPy's recipe, as MONAI has it, too."""
+
+    def run(workers: int, stop: int = 99) -> tuple[list[Any], DataLoader[Any]]:
+        torch.manual_seed(1)
+        loader = DataLoader(
+            Noisy(), 4, num_workers=workers, persistent_workers=persistent, worker_init_fn=init,
+            multiprocessing_context=method,
+        )  # fmt: skip
+        return [batch.tolist() for _ in range(2) for batch in islice(loader, stop)], loader
+
+    expected, _ = run(2)
+    assert run(1)[0] == expected
+    assert distinct(row[1] for batch in expected for row in batch) == 2 * N
+    some, stopped = run(2, 3)
+    resumed = DataLoader(Noisy(), 4, num_workers=1, worker_init_fn=init)
+    resumed.load_state_dict(stopped.state_dict())
+    again = run(2, 3)[1]
+    again.load_state_dict(stopped.state_dict())
+    assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in again]
+    assert some[:3] == expected[:3]
+    seeded = [
+        [batch.tolist() for batch in DataLoader(Noisy(), 4, num_workers=workers, seed=1, **how)]
+        for workers, how in ((0, {}), (2, {"worker_init_fn": init}))
+    ]
+    assert seeded[0] == seeded[1]
 
 
 # --- without workers: generators are lent to datasets that draw ---

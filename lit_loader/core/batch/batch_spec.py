@@ -101,6 +101,7 @@ class BatchSpec:
     num_replicas: int
     own_order: bool  # the indices are the loader's own, and range over the whole dataset
     held: Mapping[str, int]  # what the generators that the dataset holds count from
+    seeded: bool  # whether the loader's seed takes the place of those generators' own
     modes: TorchModes = USUAL_MODES
     timed: bool = False  # workers measure their CPU time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes

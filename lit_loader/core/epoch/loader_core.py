@@ -388,6 +388,7 @@ class LoaderCore:
             num_replicas=num_replicas,
             own_order=plan is not None and plan.is_computed,
             held=made.own,
+            seeded=bool(made.seeds.held),
             modes=TorchModes.now(),
             timed=self.auto is not None,
             watched=bool(loader.timeout),

@@ -103,14 +103,16 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
     """
     global _forking
     method = context.get_start_method()
-    if method == "forkserver":
-        _start_fork_server(context)
-    if method != "fork":
-        from multiprocessing import resource_tracker
-
-        resource_tracker.ensure_running()
     held = SENT_TO_ALL | (handled() if method == "fork" else set())
     with _starting, _known_start_method(method), unguarded_fork(), _no_warning_of_threads():
+        if method == "forkserver":
+            # No other thread forks meanwhile: the child would keep the server's socket open, and
+            # whoever asks a server that was killed would wait forever.
+            _start_fork_server(context)
+        if method != "fork":
+            from multiprocessing import resource_tracker
+
+            resource_tracker.ensure_running()
         before = _signal.pthread_sigmask(signal.SIG_BLOCK, held)
         if method == "fork":
             _forking = threading.get_ident(), gc.isenabled()

@@ -10,6 +10,7 @@ Used by `core/executors/main.py`, and by workers elsewhere; they differ in how b
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,8 @@ from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show
-from lit_loader.core.seeding.seeds import seed_worker
+from lit_loader.core.seeding.held_generators import find_generators, tape
+from lit_loader.core.seeding.seeds import canonical_pickle, seed_worker
 from lit_loader.core.state.position import ReaderPlace
 from lit_loader.core.transport.worker_exception import WorkerException, describe_batch
 
@@ -53,7 +55,14 @@ class WorkerSetup:
             collate_privately()
             where = "in worker_init_fn"
             if spec.worker_init_fn is not None:
+                before = _held_states(spec)
                 spec.worker_init_fn(worker)
+                if not spec.seeded:  # else the loader's seed takes the place of their own
+                    held, after = spec.held, _held_states(spec)
+                    kept = {
+                        path: held[path] for path in held if before.get(path) == after.get(path)
+                    }
+                    spec = self.spec = dataclasses.replace(spec, held=kept)
             where = "while its dataset was copied"
             if spec.shards is not None:
                 reading().shard_asked = NOBODY  # by a worker, not by a reader
@@ -75,3 +84,13 @@ class WorkerSetup:
         return WorkerException.capture(
             error, f"{self._who}, {describe_batch(number, indices, progress)}"
         )
+
+
+def _held_states(spec: BatchSpec) -> dict[str, bytes]:
+    """Return the states of the generators that a dataset holds.
+
+    One that worker_init_fn seeds counts from the pass's seed, as with torch: `HeldGenerators`.
+    """
+    found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn).generators
+    tapes = ((path, tape(generator)) for path, generator in found)
+    return {path: canonical_pickle(each.read()) for path, each in tapes if each is not None}
