@@ -3,7 +3,6 @@
 import functools
 import random
 import warnings
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, Subset, get_worker_info, random_split
+from torch.utils.data import Subset, get_worker_info, random_split
 from torch.utils.data._utils import worker as torch_worker
 
-from lit_loader import CachedDataset, DataLoader, MixtureStream, OptionError, get_rng
+from lit_loader import CachedDataset, DataLoader, OptionError, get_rng
 from tests.support.remote_threads import ThreadWorkers
-from tests.support.samples import OfLength, Placed, share
+from tests.support.samples import OfLength
 
 LENGTH, SIZE = 20, 3
 OPTIONS: dict[str, Any] = {"batch_size": SIZE, "shuffle": True, "seed": 7}
@@ -83,17 +82,6 @@ def test_batch_size_and_ranks_do_not_matter() -> None:
     for rank in range(2):
         found |= by_index(epochs(Noisy(), count=1, num_replicas=2, rank=rank, uneven_ranks="keep"))
     assert found == expected
-
-
-@pytest.mark.parametrize(
-    "kind", [tuple, torch.tensor, np.array, lambda batch: dict.fromkeys(batch)]
-)
-def test_indices_of_any_kind(kind: Callable[[list[int]], Any]) -> None:
-    def drawn(kind: Callable[[list[int]], Any]) -> list[bytes]:
-        batches = [kind([3, 1, 2]), kind([5, 4])]
-        return [content(batch) for batch in DataLoader(Noisy(), batch_sampler=batches, seed=7)]
-
-    assert drawn(kind) == drawn(list)
 
 
 def test_a_sample_that_comes_twice_is_augmented_twice() -> None:
@@ -168,58 +156,6 @@ def test_draws_are_the_same(kind: Any, options: dict[str, Any], workers: int) ->
     for retries in (3,) if isinstance(kind, functools.partial) else (0, 1):
         options = {**options, "sample_retries": {"times": retries, "backoff": 0}}
         assert epochs(kind(), workers, **options) == expected
-
-
-class OneForAll(Noisy):
-    def __getitems__(self, indices: list[int]) -> list[Tensor]:
-        return [torch.tensor([float(index), get_rng().random()]) for index in indices]
-
-
-def test_a_batch_that_is_read_at_once() -> None:
-    expected = epochs(OneForAll())
-    assert epochs(OneForAll(), 2) == expected
-    rows = np.concatenate([np.frombuffer(each, np.float32) for each in expected]).reshape(-1, 2)
-    assert len(set(rows[:, 1].tolist())) == 2 * LENGTH
-
-
-class Stream(IterableDataset[Tensor]):
-    """Shuffles alike in all readers, takes its share, and draws for each sample."""
-
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-
-    def numbers(self) -> Any:
-        return share(get_rng().permutation(LENGTH))
-
-    def item(self, number: int) -> Tensor:
-        return torch.tensor([number, get_rng().random(), get_rng().random(), self.number])
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for number in self.numbers():
-            yield self.item(number)
-
-
-class Stateful(Placed, Stream):
-    pass
-
-
-STREAM: dict[str, Any] = {"shuffle": None, "num_shards": 3}
-STREAMS: dict[str, Callable[[], Any]] = {
-    "plain": Stream,
-    "stateful": Stateful,
-    "mixture": lambda: MixtureStream([Stream(0), Stream(1)], [0.5, 0.5], seed=1),
-}
-
-
-@pytest.mark.parametrize("kind", STREAMS)
-def test_streams(kind: str) -> None:
-    """Whoever reads them: test_exactness.py."""
-    expected = epochs(STREAMS[kind](), **STREAM)
-    rows = np.concatenate([np.frombuffer(each, np.float32) for each in expected]).reshape(-1, 4)
-    # Up to its first sample all readers draw alike.
-    assert len({tuple(row) for row in rows[:, 1:3].tolist()}) >= len(rows) - 2 * 2 * 2
-    if kind == "plain":
-        assert sorted(rows[:, 0].tolist()) == sorted([*range(LENGTH)] * 2)
 
 
 def test_outside_of_a_loader() -> None:
