@@ -1,8 +1,7 @@
 """A DataLoader for PyTorch that resumes mid-epoch exactly and replaces crashed workers.
 
-Every public name, except for the errors, is imported at its first use (PEP 562): Hydra loads its
-plugins, ours among them, in every application of an environment, and importing this package must
-therefore not import torch.
+Every public name is imported at its first use (PEP 562): Hydra loads its plugins, ours among them,
+in every application of an environment, and importing this package must therefore not import torch.
 """
 
 from __future__ import annotations
@@ -11,9 +10,6 @@ import gc
 import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
-
-from lit_loader import errors
-from lit_loader.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from torch.utils.data import get_worker_info as get_worker_info
@@ -42,6 +38,20 @@ if TYPE_CHECKING:
     from lit_loader.data.shared_dataset import shared_dataset as shared_dataset
     from lit_loader.data.shared_sequence import SharedSequence as SharedSequence
     from lit_loader.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
+    from lit_loader.errors import DeterminismError as DeterminismError
+    from lit_loader.errors import ExactnessWarning as ExactnessWarning
+    from lit_loader.errors import LitLoaderError as LitLoaderError
+    from lit_loader.errors import LoaderError as LoaderError
+    from lit_loader.errors import OptionError as OptionError
+    from lit_loader.errors import PinMemoryError as PinMemoryError
+    from lit_loader.errors import SampleErrorsError as SampleErrorsError
+    from lit_loader.errors import StallWarning as StallWarning
+    from lit_loader.errors import StateError as StateError
+    from lit_loader.errors import TransportError as TransportError
+    from lit_loader.errors import WorkerDiedError as WorkerDiedError
+    from lit_loader.errors import WorkerError as WorkerError
+    from lit_loader.errors import WorkerRestartWarning as WorkerRestartWarning
+    from lit_loader.errors import WorkerTimeoutError as WorkerTimeoutError
     from lit_loader.lightning.datamodule import LoaderDataModule as LoaderDataModule
     from lit_loader.lightning.monitor import LoaderMonitor as LoaderMonitor
     from lit_loader.lightning.random_state import RandomStateCallback as RandomStateCallback
@@ -69,6 +79,11 @@ _NAMES_IN = {
     "lit_loader.data.sample_errors": "SampleError",
     "lit_loader.data.shared_dataset": "shared_dataset",
     "lit_loader.data.token_budget": "TokenBudgetBatchSampler",
+    "lit_loader.errors": (
+        "DeterminismError ExactnessWarning LitLoaderError LoaderError OptionError PinMemoryError "
+        "SampleErrorsError StallWarning StateError TransportError WorkerDiedError WorkerError "
+        "WorkerRestartWarning WorkerTimeoutError"
+    ),
     "lit_loader.lightning.datamodule": "LoaderDataModule",
     "lit_loader.lightning.monitor": "LoaderMonitor",
     "lit_loader.lightning.random_state": "RandomStateCallback",
@@ -85,7 +100,7 @@ _NAMES_IN = {
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
 if not TYPE_CHECKING:  # which takes what is imported above, as itself, for public
-    __all__ = sorted(["__version__", *errors.__all__, *_MODULE_OF])
+    __all__ = sorted(["__version__", *_MODULE_OF])
 
 
 def _load(module: str) -> ModuleType:
