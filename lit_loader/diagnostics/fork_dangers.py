@@ -175,6 +175,11 @@ def _open_npz(file: Any) -> str | None:
     return f"numpy.load({str(file.zip.filename)!r})" if file.zip else None
 
 
+def _open_hdf5(value: Any) -> str | None:
+    """HDF5's own drivers read by ``pread``; those of Python and C files have a position."""
+    return "h5py.File(path)" if value and value.file.driver in ("fileobj", "stdio") else None
+
+
 def _open_sqlite(connection: Any) -> str | None:
     """A database in memory, which has no path, is copied by a fork."""
     path = next(iter(connection.execute("PRAGMA database_list")))[2]
@@ -194,6 +199,7 @@ _KINDS: Final[dict[str, tuple[str, str, str | Callable[[Any], str | None]]]] = {
     "zipfile.ZipFile": ("an open zipfile.ZipFile", _POSITION, _open_zip),
     "tarfile.TarFile": (_TAR, _POSITION, _open_tar),
     "numpy.NpzFile": ("an open .npz file", _POSITION, _open_npz),
+    "h5py.HLObject": ("an HDF5 file with a position", _POSITION, _open_hdf5),
     "sqlite3.Connection": ("a connection to SQLite", _LOCKS, _open_sqlite),
     "builtins.Environment": _LMDB,  # as py-lmdb's is called in C
     "lmdb.Environment": _LMDB,
@@ -201,6 +207,7 @@ _KINDS: Final[dict[str, tuple[str, str, str | Callable[[Any], str | None]]]] = {
     "cv2.VideoCapture": ("", _THREADS, "cv2.VideoCapture(path)"),
     "decord.VideoReader": ("", _THREADS, "decord.VideoReader(path)"),
     "torchcodec.VideoDecoder": ("", _POSITION, "VideoDecoder(path)"),
+    "wave.Wave_read": ("", _POSITION, "wave.open(path)"),
     **dict.fromkeys(
         (
             *("socket.socket", "http.HTTPConnection", "grpc.Channel", "duckdb.DuckDBPyConnection"),

@@ -145,11 +145,11 @@ def npz(path: Path) -> Any:
     return np.load(path)
 
 
-def hdf5(path: Path) -> Any:
+def hdf5(path: Path, **options: Any) -> Any:
     h5py = pytest.importorskip("h5py")
     with h5py.File(path, "w") as file:
         file["x"] = np.repeat(np.arange(RECORDS), LENGTH).reshape(RECORDS, LENGTH)
-    return h5py.File(path)
+    return h5py.File(path, **options)
 
 
 def stand_in(module: str, name: str) -> Any:
@@ -166,6 +166,9 @@ DANGERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "npz": (
         lambda path: npz(path.with_suffix(".npz")), "an open .npz file",
         "= numpy.load('{path}.npz'",
+    ),
+    "HDF5 of a file object": (
+        lambda path: hdf5(path, driver="stdio"), "an HDF5 file with a position", "= h5py.File("
     ),
     "SQLite": (
         lambda path: sqlite3.connect(path), "a connection to SQLite",

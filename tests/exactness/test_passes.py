@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler, RandomSampler, get_worker_info
 
-from lit_loader import DataLoader, StateError, get_epoch, get_rng
+from lit_loader import DataLoader, ExactnessWarning, StateError, get_epoch, get_rng
 from tests.support.samples import Call, OfLength
 
 N = 24
@@ -620,7 +620,10 @@ class Noisy(OfLength):
         self.rng = np.random.RandomState()
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([index, self.rng.random_sample()], dtype=torch.float64)
+        return torch.tensor(
+            [index, self.rng.random_sample()],
+            dtype=torch.float64,
+        )
 
 
 def renew(worker: int) -> None:
@@ -664,6 +667,15 @@ def test_a_generator_that_worker_init_fn_seeds_repeats(
         for workers, how in ((0, {}), (2, {"worker_init_fn": init}))
     ]
     assert seeded[0] == seeded[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_that_no_seed_determines_is_reported(workers: int) -> None:
+    data: Any = Call(int, 8)
+    data.rng = random.SystemRandom()
+    loader = DataLoader(data, 4, num_workers=workers, seed=1)
+    with pytest.warns(ExactnessWarning, match=r"rng is a random\.SystemRandom"):
+        next(iter(loader))
 
 
 # --- without workers: generators are lent to datasets that draw ---

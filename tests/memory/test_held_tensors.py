@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,13 +17,56 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memf
 
 
 def sample(index: int) -> dict[str, Any]:
-    return {"image": torch.full((128 * KB,), index % 251, dtype=torch.uint8)}
+    """A batch of 8 of these takes 1.8 MB."""
+    return {
+        "image": torch.full((128 * KB,), index % 251, dtype=torch.uint8),
+        "label": torch.tensor(index),
+        "mask": torch.full((96 * KB,), index % 13, dtype=torch.uint8),
+        "box": torch.full((4 * KB,), index % 7, dtype=torch.uint8),
+    }
 
 
 def blocks(loader: DataLoader[Any]) -> int:
     """Bytes that the arena's file takes."""
     assert loader._core.keeper.pool is not None
     return os.fstat(loader._core.keeper.pool.arena.fd).st_blocks * 512
+
+
+def private() -> int:
+    """Bytes of memory that are this process's alone."""
+    with open("/proc/self/status") as status:
+        [line] = [line for line in status if line.startswith("RssAnon")]
+    return int(line.split()[1]) * KB
+
+
+def check(kept: list[Any], keep: str) -> None:
+    """Hold what was kept of the batches against what was sent."""
+    for number, part in enumerate(kept):
+        indices = np.arange(8 * number, 8 * number + 8)
+        if keep == "label":
+            assert part.tolist() == indices.tolist()
+        else:
+            values = indices % {"image": 251, "mask": 13, "box": 7}[keep]
+            assert np.asarray(part)[:, ::997].tolist() == [
+                [value] * len(np.asarray(part)[0, ::997]) for value in values
+            ]
+
+
+@pytest.mark.parametrize("keep", ["label", "box", "mask"])
+def test_what_is_not_kept_is_free(keep: str) -> None:
+    """Also of as many batches as no arena has slots for."""
+    batches = 200
+    with DataLoader(
+        Call(sample, 8 * batches), batch_size=8, num_workers=2, persistent_workers=True,
+    ) as loader:  # fmt: skip
+        kept, before = [], private()
+        for batch in loader:
+            kept.append(batch[keep])
+        del batch
+        check(kept, keep)
+        size = {"label": 64, "box": 32 * KB, "mask": 768 * KB}[keep]
+        # What is kept, a page or two for each, and the batches that are under way or just dropped.
+        assert blocks(loader) + private() - before <= batches * size * 1.1 + 40 * 2 * MB
 
 
 LABELS_KEPT = """

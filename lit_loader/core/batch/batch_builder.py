@@ -15,6 +15,7 @@ sample.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -255,7 +256,15 @@ class BatchBuilder:
         elif self._pool is not None:
             self._pool.draws = SharedDraws(pairs)
         self.held = HeldGenerators(pairs, spec.held, seeds)
-        if found.cut is not None and spec.reseed_fn is None:
+        if spec.reseed_fn is not None:
+            return
+        for path, generator in found.generators:
+            if isinstance(generator, random.SystemRandom):
+                self.note(
+                    f"{path} is a random.SystemRandom, which no seed determines, so batches differ "
+                    "from run to run. Use random.Random"
+                )
+        if found.cut is not None:
             self.note(
                 f"random generators beyond {found.cut} are not seeded, because it holds more than "
                 f"{MAX_OBJECTS:,} objects. Draw from lit_loader.get_rng(), or pass reseed_fn"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DistributedSampler
 
 import lit_loader
 from lit_loader import DataLoader
@@ -89,6 +90,23 @@ def test_where_nobody_can_know_what_comes_next_nothing_is_begun(options: Any, lo
         for epoch in range(2):
             assert ints(loader) == [*range(6)]
             assert [*Counter(log.read()).values()] == [1] * 6 * (epoch + 1)
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "sampler"])
+def test_an_epoch_that_is_asked_for_and_was_expected(kind: str) -> None:
+    def passes(loader: DataLoader[Any]) -> list[Any]:
+        found = []
+        for epoch in range(4):
+            (loader if kind == "shuffle" else loader.sampler).set_epoch(epoch)  # type: ignore[attr-defined]
+            found += [lists(loader), loader.state_dict()["epoch"]]
+        return found
+
+    def options() -> dict[str, Any]:
+        shuffled = kind == "shuffle"
+        return {"shuffle": True} if shuffled else {"sampler": DistributedSampler(range(5), 1, 0)}
+
+    with many(5, prefetch_factor=8, **options()) as loader:
+        assert passes(loader) == passes(single(5, **options()))
 
 
 def test_an_iterator_whose_rest_was_taken_over_is_at_its_end() -> None:

@@ -19,6 +19,7 @@ from lit_loader import (
     MixtureDataset,
     MixtureSampler,
     MixtureStream,
+    OptionError,
     StateError,
     TokenBudgetBatchSampler,
 )
@@ -26,6 +27,7 @@ from lit_loader.core.state.state_validation import MAX_BATCHES, MAX_COUNT
 from tests.support.datasets import Stream
 from tests.support.samples import Call, StatefulCounting
 from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
+from tests.support.tools import refused
 
 LENGTH = 22
 
@@ -172,18 +174,25 @@ CONSTANTS: list[Any] = [
 ]
 JUNK: list[Callable[[], Any]] = [
     *(lambda value=value: value for value in CONSTANTS),
+    lambda: torch.tensor(3),
     lambda: torch.arange(3),
     lambda: torch.zeros(2, requires_grad=True) * 2,
     lambda: torch.empty(3, device="meta"),
     lambda: torch.zeros(1).expand(10**12),
+    lambda: np.arange(4.0),
     lambda: np.array([None, {}], object),
     list,
     dict,
     set,
     lambda: [1, 2, 3],
+    lambda: [[0, None, False]],
     lambda: {1: 2, "a": 3, None: 4, (5,): 6},
-    lambda: {"sampler": {"position": 3}, "iterator": {"position": "3"}},
-    lambda: [3, {"dataset": {"position": "x"}}, False, 10**30],
+    lambda: {"generator": b"x", "sampler": 3, "head": {}},
+    lambda: {"sampler": {"position": 3}, "due": [10**30, None]},
+    lambda: {"iterator": {"position": "3"}},
+    lambda: {"sampler": {"position": []}, "over": 1},
+    lambda: [3, {"dataset": {"position": "x"}}, False, 1],
+    lambda: {"head": [10**30, "a", None]},
     lambda: deep(3),
     lambda: deep(100),
     lambda: deep(100_000),
@@ -273,7 +282,7 @@ def fuzzing(examples: int) -> Any:
 
 
 quiet = pytest.mark.filterwarnings(
-    "ignore:.*(no state_dict and load_state_dict|LL308|has not asked which of them):UserWarning"
+    "ignore:.*(has no state_dict and load_state_dict|has not asked which of them):UserWarning"
 )
 
 
@@ -292,6 +301,31 @@ def test_so_is_any_where_workers_read(data: st.DataObject) -> None:
 
 
 # --- what users' own objects have put there ---
+
+
+@pytest.mark.parametrize("part", [deep(100), selfish(), laughing()])
+def test_what_a_sampler_has_put_there_may_be_anything(part: Any) -> None:
+    seen = []
+
+    class Any_(Places):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            seen.append(state)
+
+    state = copy.deepcopy(taken_at("stateful", 1))
+    state["sampler"]["sampler"] = part
+    loader = DataLoader(**mapped(sampler=Any_()))
+    state["fingerprint"]["order"] = "Any_"
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert type(seen[0]) is type(part)
+    assert seen[0] is not part
+
+
+def test_a_part_that_is_nested_too_deeply_is_refused() -> None:
+    state = copy.deepcopy(taken_at("stateful", 1))
+    state["sampler"]["sampler"] = deep(100_000)
+    message = refused(lambda: make("stateful").load_state_dict(state), StateError)
+    assert "sampler" in message and "RecursionError" in message
 
 
 # --- what is said ---
@@ -339,3 +373,12 @@ def test_a_position_behind_the_epochs_end_is_refused() -> None:
 
 
 # --- epochs that no run comes to ---
+
+
+@pytest.mark.parametrize("epoch", [2**62, -(2**62) - 1, 10**5000], ids=["above", "below", "far"])
+def test_epochs_that_no_state_can_hold_are_refused(epoch: int) -> None:
+    for target in (
+        make("order"), TokenBudgetBatchSampler([1, 2], 8),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match="epoch"):
+            target.set_epoch(epoch)
