@@ -6,9 +6,11 @@ Streams read by worker threads yield the bytes of processes; or there is a reaso
 import contextlib
 import random
 import sqlite3
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -319,6 +321,11 @@ def test_readers_move_when_the_number_of_threads_changes() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_shards": 4}])
-def test_a_stream_that_shuffles_by_a_shared_generator_is_reported(options: Any) -> None:
-    with pytest.warns(lit_loader.ExactnessWarning, match=r"random.*lose samples.*LL418"):
-        list(DataLoader(Shuffled(random), 3, **options, **THREADS))
+def test_a_stream_that_shuffles_by_a_shared_generator_is_reported(
+    options: Any, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-5)  # the threads look at the generators at the same moment
+    for _ in range(20):
+        with pytest.warns(lit_loader.ExactnessWarning, match=r"random.*lose samples.*LL418"):
+            list(DataLoader(Shuffled(random), 3, **options, **THREADS))

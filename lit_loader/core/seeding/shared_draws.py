@@ -10,6 +10,7 @@ A batch can be judged if nothing else of the program ran meanwhile: a training l
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
@@ -48,6 +49,7 @@ class SharedDraws:
         self._quiet_since, self._harm = quiet_since, harm
         self._batches = self._judged = 0
         self._has_reported = False
+        self._lock = threading.Lock()
 
     def look(self) -> Look | None:
         """Read the states before a batch; None: this one is not judged."""
@@ -74,10 +76,11 @@ class SharedDraws:
         )
 
     def _look(self, since: int) -> Look | None:
-        lock = loader_seeds.lock
-        if not lock.acquire(blocking=False):  # they are lent to another thread
-            return None
-        try:
-            return Look(since, tuple(canonical_pickle(read()) for read in self._read.values()))
-        finally:
-            lock.release()
+        lent = loader_seeds.lock
+        with self._lock:  # the threads look one after another: none is to find the other's lock
+            if not lent.acquire(blocking=False):  # they are lent to another thread
+                return None
+            try:
+                return Look(since, tuple(canonical_pickle(read()) for read in self._read.values()))
+            finally:
+                lent.release()
