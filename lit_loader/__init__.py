@@ -12,15 +12,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch.utils.data import default_convert as default_convert
     from torch.utils.data import get_worker_info as get_worker_info
 
     from lit_loader.compat.replacement import replace_torch as replace_torch
-    from lit_loader.context import get_epoch as get_epoch
-    from lit_loader.context import get_rng as get_rng
-    from lit_loader.context import get_shard as get_shard
-    from lit_loader.context import note as note
+    from lit_loader.context import *  # noqa: F403
     from lit_loader.core.batch.collate import default_collate as default_collate
-    from lit_loader.core.batch.collate import default_convert as default_convert
     from lit_loader.core.options.loader_config import LoaderConfig as LoaderConfig
     from lit_loader.core.options.loader_config import Retry as Retry
     from lit_loader.data.balance import BalancedBatchSampler as BalancedBatchSampler
@@ -38,20 +35,7 @@ if TYPE_CHECKING:
     from lit_loader.data.shared_dataset import shared_dataset as shared_dataset
     from lit_loader.data.shared_sequence import SharedSequence as SharedSequence
     from lit_loader.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
-    from lit_loader.errors import DeterminismError as DeterminismError
-    from lit_loader.errors import ExactnessWarning as ExactnessWarning
-    from lit_loader.errors import LitLoaderError as LitLoaderError
-    from lit_loader.errors import LoaderError as LoaderError
-    from lit_loader.errors import OptionError as OptionError
-    from lit_loader.errors import PinMemoryError as PinMemoryError
-    from lit_loader.errors import SampleErrorsError as SampleErrorsError
-    from lit_loader.errors import StallWarning as StallWarning
-    from lit_loader.errors import StateError as StateError
-    from lit_loader.errors import TransportError as TransportError
-    from lit_loader.errors import WorkerDiedError as WorkerDiedError
-    from lit_loader.errors import WorkerError as WorkerError
-    from lit_loader.errors import WorkerRestartWarning as WorkerRestartWarning
-    from lit_loader.errors import WorkerTimeoutError as WorkerTimeoutError
+    from lit_loader.errors import *  # noqa: F403
     from lit_loader.lightning.datamodule import LoaderDataModule as LoaderDataModule
     from lit_loader.lightning.monitor import LoaderMonitor as LoaderMonitor
     from lit_loader.lightning.random_state import RandomStateCallback as RandomStateCallback
@@ -65,7 +49,7 @@ if TYPE_CHECKING:
 __version__ = "0.5.0"
 
 _NAMES_IN = {
-    "lit_loader.core.batch.collate": "default_collate default_convert",
+    "lit_loader.core.batch.collate": "default_collate",
     "lit_loader.data.pad": "PadCollate Padded",
     "lit_loader.streams.merge_states": "merge_states",
     "lit_loader.core.options.loader_config": "LoaderConfig Retry",
@@ -94,7 +78,7 @@ _NAMES_IN = {
     "lit_loader.profiling.determinism": "check_determinism",
     "lit_loader.profiling.statistics": "LoaderStatistics",
     "lit_loader.data.shared_sequence": "SharedSequence",
-    "torch.utils.data": "get_worker_info",
+    "torch.utils.data": "default_convert get_worker_info",
 }
 
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}

@@ -31,14 +31,12 @@ def public(thing: _T) -> _T:
     where the names in them are known.
     """
     named: Any = thing
-    hints = inspect.get_annotations(named) if isinstance(thing, type) else None
-    if hints:
-        known = vars(sys.modules[named.__module__])
-        texts = {name: getattr(hint, "__forward_arg__", hint) for name, hint in hints.items()}
-        named.__annotations__ = {
-            name: eval(text, known) if isinstance(text, str) else text
-            for name, text in texts.items()
-        }
+    if isinstance(thing, type):
+        known, hints = vars(sys.modules[thing.__module__]), inspect.get_annotations(thing)
+        for name, hint in hints.items():
+            text = getattr(hint, "__forward_arg__", hint)  # a NamedTuple has ForwardRefs
+            hints[name] = eval(text, known) if isinstance(text, str) else text
+        named.__annotations__ = hints
     named.__module__ = __package__
     return thing
 
@@ -137,7 +135,7 @@ def callers() -> list[tuple[str, str]]:
     return found
 
 
-def _children(value: Any, inside: bool) -> Iterator[tuple[str, object]]:
+def _children(value: object, inside: bool) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         for key in value:
             yield f"[key {short_repr(key)}]", key
@@ -165,7 +163,7 @@ def _children(value: Any, inside: bool) -> Iterator[tuple[str, object]]:
         yield from _attributes(value)
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, object]]:
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
     """What pickle would save of an object: its state, and not simply its ``__dict__``."""
     try:
         state = value.__reduce_ex__(5)[2]
@@ -181,10 +179,7 @@ def annotate(error: Exception, note: str) -> None:
     """Add a line to what is shown of an exception; before Python 3.11, which shows none, log it."""
     # An exception may refuse new attributes (a frozen dataclass): it comes as it is then.
     with contextlib.suppress(Exception):
-        if sys.version_info >= (3, 11):
-            error.add_note(note)
-        else:
-            notes = [*getattr(error, "__notes__", ()), note]
-            error.__notes__ = notes  # type: ignore[attr-defined]  # as PEP 678 has it
+        notes = [*getattr(error, "__notes__", ()), note]
+        error.__notes__ = notes  # type: ignore[attr-defined]  # which PEP 678 names
     if sys.version_info < (3, 11):
         logging.getLogger("lit_loader").warning("%s: %s", type(error).__name__, note)

@@ -55,7 +55,7 @@ class LitLoaderError(Exception):
     comes last.
     """
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         if args and isinstance(args[0], str) and not args[0].startswith(PREFIX):
             args = (f"{PREFIX}{args[0]}", *args[1:])
         super().__init__(*args)

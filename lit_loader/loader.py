@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 else:
 
     class _TorchLoader:
-        """``_TorchLoader[...]`` is torch's class with as many type parameters as that torch has."""
+        """``_TorchLoader[...]`` is torch's class with all its type parameters: new ones have 2."""
 
         def __class_getitem__(cls, _: object) -> object:
             return TorchLoader[TorchLoader.__parameters__]
@@ -167,9 +167,9 @@ class _AddOns(Seams):
 
         return Name(kind)
 
-    def spec_parts(self, core: LoaderCore) -> dict[str, Any]:
+    def spec_parts(self, core: LoaderCore) -> dict[str, object]:
         loader = core.loader
-        parts: dict[str, Any] = {}
+        parts: dict[str, object] = {}
         if loader.on_sample_error != "raise" or loader.sample_retries:
             from lit_loader.data.bad_samples import BadSamples
 
@@ -221,7 +221,7 @@ class _AddOns(Seams):
         caches = sys.modules.get("lit_loader.data.cached_dataset")
         return statistics_of(core, memory, caches.figures_of(core.dataset) if caches else {})
 
-    def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, Any]:
+    def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, object]:
         made = lit_loader._load("lit_loader.profiling.shown").ShownLoader()
         shown: ShownLoader = core.of_process.setdefault("shown", made)
         return shown.figures(core, epoch, now)
@@ -249,7 +249,7 @@ class _NumWorkers:
     Copies ask for what the loader's ``__dict__`` has.
     """
 
-    def __get__(self, loader: Any, owner: type) -> int:
+    def __get__(self, loader: object, owner: type) -> int:
         if loader is None:
             return self  # type: ignore[return-value]
         own = vars(loader)
@@ -259,7 +259,7 @@ class _NumWorkers:
             raise AttributeError(f"{owner.__name__!r} object has no attribute 'num_workers'")
         return own["num_workers"]  # type: ignore[no-any-return]
 
-    def __set__(self, loader: Any, value: int | Literal["auto"]) -> None:
+    def __set__(self, loader: object, value: int | Literal["auto"]) -> None:
         core = vars(loader).get("_core")
         if core is not None:  # else this is the constructor, a wrapper or a subclass
             reason = core.why_not_resized() if value == "auto" else None
@@ -479,8 +479,7 @@ class DataLoader(_TorchLoader[T_co]):
             config.remote.check_installed()
         config = config.with_samplers_for(dataset)
         uncertain = not config.in_order or config.on_sample_error != "raise"
-        in_lightning = "lightning.pytorch" in sys.modules or "pytorch_lightning" in sys.modules
-        if config.batch_sampler is not None and uncertain and in_lightning:
+        if config.batch_sampler is not None and uncertain:
             from lit_loader.lightning.noted_batches import unnoted
 
             config = dataclasses.replace(config, batch_sampler=unnoted(config.batch_sampler))
@@ -517,7 +516,7 @@ class DataLoader(_TorchLoader[T_co]):
         self.__initialized = True
         self.check_worker_number_rationality()
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if "_core" not in self.__dict__:  # the constructor
             object.__setattr__(self, name, value)
             return
@@ -538,10 +537,10 @@ class DataLoader(_TorchLoader[T_co]):
         if name == "_DataLoader__initialized" and value:
             self._core.make_plan()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_core": copy.copy(self._core)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._core.begin_in_this_process(self)
 
@@ -570,7 +569,7 @@ class DataLoader(_TorchLoader[T_co]):
         self._iterator = None
 
     @property
-    def _IterableDataset_len_called(self) -> Any:  # type: ignore[override]
+    def _IterableDataset_len_called(self) -> int | None:  # type: ignore[override]
         return self._core.promised
 
     def check_worker_number_rationality(self) -> None:
@@ -758,11 +757,11 @@ class DataLoader(_TorchLoader[T_co]):
         return LoaderPosition(now.epoch, now.delivered)
 
     @property
-    def _loaded_state(self) -> Mapping[str, Any] | None:
+    def _loaded_state(self) -> Mapping[str, object] | None:
         return None  # the passes have taken it over
 
     @_loaded_state.setter
-    def _loaded_state(self, state: Mapping[str, Any]) -> None:
+    def _loaded_state(self, state: Mapping[str, object]) -> None:
         load_state(self._core, state)
 
     def start(self) -> None:

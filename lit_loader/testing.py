@@ -29,10 +29,10 @@ from lit_loader.loader import DataLoader, _AddOns
 __all__ = ["ExecutorContract", "SamplerContract", "StreamContract"]
 
 
-class _Indices(Dataset[Any]):
+class _Indices(Dataset[object]):
     """Sample ``index`` is the index, whatever the sampler yields."""
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> object:
         return index
 
 
@@ -42,11 +42,11 @@ class _ResumeContract:
     most = 20
     """Batches that are read of a pass, in case there is no end."""
 
-    def loader(self) -> DataLoader[Any]:
+    def loader(self) -> DataLoader[object]:
         """Make the loader, each time with new objects."""
         raise NotImplementedError
 
-    def _read(self, loader: DataLoader[Any]) -> list[Any]:
+    def _read(self, loader: DataLoader[object]) -> list[object]:
         return [_plain(batch) for batch in islice(loader, self.most)]
 
     def test_a_resume_from_any_batch_is_exact(self) -> None:
@@ -77,7 +77,7 @@ class SamplerContract(_ResumeContract):
         """Make a sampler as a program does at its start."""
         raise NotImplementedError
 
-    def loader(self) -> DataLoader[Any]:
+    def loader(self) -> DataLoader[object]:
         """Make a loader that yields what the sampler yields."""
         name = "batch_sampler" if self.is_batch_sampler else "sampler"
         options: dict[str, Any] = {name: self.make()}
@@ -96,7 +96,7 @@ class StreamContract(_ResumeContract):
         """Make a dataset as a program does at its start."""
         raise NotImplementedError
 
-    def loader(self) -> DataLoader[Any]:
+    def loader(self) -> DataLoader[object]:
         """Make a loader of the stream."""
         return DataLoader(self.make(), self.batch_size, num_shards=2, seed=1)
 
@@ -112,11 +112,11 @@ class StreamContract(_ResumeContract):
 class ExecutorContract(_ResumeContract):
     """Something else than processes or threads that makes batches: see `Executor`."""
 
-    def make(self, loader: DataLoader[Any], depth: int) -> Executor:
+    def make(self, loader: DataLoader[object], depth: int) -> Executor:
         """Make an executor for a loader of 26 numbers, with ``depth`` batches outstanding."""
         raise NotImplementedError
 
-    def loader(self, dataset: Any = range(26)) -> DataLoader[Any]:
+    def loader(self, dataset: Any = range(26)) -> DataLoader[object]:
         """Make a loader with the executor at its seam."""
         make = self.make
 
@@ -132,7 +132,7 @@ class ExecutorContract(_ResumeContract):
         """Also after a pass that was left; and no thread is left in the end."""
         before = threading.active_count()
         dataset: Any = range(26)
-        alone: DataLoader[Any] = DataLoader(dataset, 4, shuffle=True, seed=3)
+        alone: DataLoader[object] = DataLoader(dataset, 4, shuffle=True, seed=3)
         with self.loader() as loader:
             assert self._read(loader) == self._read(alone)
             for _ in loader:
@@ -184,7 +184,7 @@ def _saved(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def _plain(batch: Any) -> Any:
+def _plain(batch: object) -> object:
     """Return a batch as numbers, lists and dicts, which can be compared."""
     if hasattr(batch, "tolist"):
         return batch.tolist()
