@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from operator import index as _whole
 from typing import Any, Final
 
 import numpy as np
 
 from lit_loader.describe import public, warn
+
+__all__ = ["get_epoch", "get_rng", "get_shard", "note"]
 
 _Place = tuple[int, tuple[int, int], int, Any, int]
 
@@ -38,19 +39,9 @@ class Reading:
         # The `BatchBuilder`, or the `Sample` of a `ReadPool`; None: this is outside of a loader.
         self.maker: Any = None
         self.asked = ""  # by which function a sample has asked for what differs between epochs
-        self.again = False  # this is another attempt at a sample
         self.tokens = 0  # that the batch's samples have noted so far
         self.info: Any = None  # what get_worker_info() answers in a thread
         self.generator: Any = None  # … and torch.thread_safe_generator()
-
-    @contextmanager
-    def unnoted(self) -> Iterator[None]:
-        """Count no tokens within: what is replayed is no part of the batch."""
-        tokens = self.tokens
-        try:
-            yield
-        finally:
-            self.tokens = tokens
 
     def beginning(self, part: int) -> AbstractContextManager[object]:
         """Seed within as before a pass's first sample, for a stream that begins in mid-pass.
@@ -148,7 +139,7 @@ def share() -> tuple[int, int]:
     from torch import distributed
     from torch.utils.data import get_worker_info
 
-    info: Any = get_worker_info()
+    info = get_worker_info()
     if info is not None and not type(info).__module__.startswith("torch."):
         return reading().shard  # a worker of ours, before it reads
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -181,7 +172,7 @@ def note(*, tokens: int) -> None:
 
 
 @public
-def get_rng(index: Any = None) -> np.random.Generator:
+def get_rng(index: object = None) -> np.random.Generator:
     """Return a NumPy generator for the sample that is being read; call it inside a dataset.
 
     What it draws follows from the pass's seed and the sample's position in the pass, and nothing

@@ -19,17 +19,20 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.options.loader_config import Retry
-from lit_loader.core.seeding.seeds import extend
+from lit_loader.core.seeding.seeds import extend, index_number
 from lit_loader.data.sample_errors import NOT_REPLACED, SampleError
 from lit_loader.describe import annotate
 from lit_loader.errors import OptionError, StateError
+
+if TYPE_CHECKING:
+    from lit_loader.core.batch.read_pool import ReadPool
 
 __all__ = [
     *("MAX_BACKOFF", "MAX_DRAWS", "MAX_IN_A_ROW"),
@@ -93,7 +96,7 @@ class Attempts:
         policy, retry, tries = self.tolerance.policy, self.tolerance.retry, 0
         while True:
             self._before(position)
-            reading().again, tokens = tries > 0, reading().tokens
+            tokens = reading().tokens
             try:
                 return read(index)
             except (OptionError, StateError):
@@ -112,8 +115,6 @@ class Attempts:
                     progress.step(position)  # raises if the batch was left meanwhile
                     self.errors.append(SampleError.of(error, index, position, tries))
                     return _BAD
-            finally:
-                reading().again = False
             self._wait(tries, position, progress)
             tries += 1
             with self._lock:
@@ -138,15 +139,15 @@ class TolerantMapFetcher(MapFetcher):
 
     A dataset's ``__getitems__`` gets the whole batch at first (not with a seed for each sample),
     and single indices after an exception. A replacement is any sample of the dataset; under a
-    user's sampler another one of the batch, for only those has it chosen. ``seed_for`` returns the
-    seed by which an index is replaced: so all workers, ranks and resumed runs choose the same.
+    user's sampler another one of the batch, for only those has it chosen. It follows from the
+    ``seed`` and the bad index: so all workers, ranks and resumed runs choose the same.
     """
 
     def __init__(
-        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int], *threads: Any
+        self, spec: BatchSpec, attempts: Attempts, seed: int, pool: ReadPool | None
     ) -> None:
-        super().__init__(spec.dataset, spec.batched, None, *threads)
-        self._attempts, self._seed_for = attempts, seed_for
+        super().__init__(spec.dataset, spec.batched, None, pool)
+        self._attempts, self._seed = attempts, seed
         self._together = spec.seeding != "sample" and self._many is not None
         self._from_all = spec.own_order
 
@@ -160,7 +161,7 @@ class TolerantMapFetcher(MapFetcher):
             progress.step(0)
             many = self._many
             if self._pool is not None:
-                many = partial(self._by_getitems, progress=progress)
+                many = partial(self._by_getitems, many, progress=progress)
             samples = attempts.read(many, batch, 0, progress, several=True)
             if samples is not _BAD:
                 return samples
@@ -189,7 +190,8 @@ class TolerantMapFetcher(MapFetcher):
         if not self._from_all:
             others = [batch[place] for place, sample in enumerate(samples) if sample is not _BAD]
         for number, error in enumerate(errors if others else ()):
-            seed, place, action = self._seed_for(error.index), error.position, NOT_REPLACED
+            seed = extend(self._seed, index_number(error.index))
+            place, action = error.position, NOT_REPLACED
             for attempt in range(MAX_DRAWS):
                 index = others[extend(seed, attempt) % len(others)]
                 attempts.errors = []  # a bad one that is drawn counts where it is due

@@ -160,8 +160,9 @@ class _Packer(Iterator[dict[str, Tensor]]):
             self._opened = open_stream(documents, _KEY, self._loaded, role="documents")
             self._loaded = None
         before = self._opened.state()
-        with reading().unnoted():  # the tokens of sequences count
-            document = next(self._opened.iterator)
+        context, tokens = reading(), reading().tokens
+        document = next(self._opened.iterator)
+        context.tokens = tokens  # only those of sequences count
         piece = _Piece(before, 0, _entries(document, self._read))
         self._read += 1
         skipped, self._skipped = self._skipped, 0

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from lit_loader.core.batch.batch_builder import make_batch
-from lit_loader.core.batch.batch_spec import USUAL_MODES, Changes
+from lit_loader.core.batch.batch_spec import Changes, TorchModes
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.executors.worker_setup import WorkerSetup
 from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode
@@ -61,7 +61,7 @@ class Maker:
         """
         # A thread of the engine's, in which nothing else has said what is to hold.
         spec = self._maker.spec
-        with (USUAL_MODES if spec is None else spec.modes).held():
+        with (TorchModes() if spec is None else spec.modes).held():
             return self._make(order)
 
     def _make(self, order: bytes) -> NDArray[np.uint8]:

@@ -77,28 +77,27 @@ class Reader(BatchBuilder):
         """Open the stream where a batch, by its number in the shard, comes next."""
         differs = None
         expected = dict(enumerate(point.digests, point.batches - len(point.digests)))
-        with reading().unnoted():
-            self._iterate(unpickled(point.state), point.first == 0, progress)
-            for earlier in range(point.first, batch):
-                try:
-                    self._begin_batch(earlier)
-                    samples = self._samples(progress)
-                    digest = 0 if samples is OMITTED else digest_of(samples)
-                    if differs is None and expected.get(earlier, 0) not in (0, digest):
-                        differs = earlier
-                except (Cancelled, StateError):
-                    raise
-                except EndOfData:
-                    if earlier < point.batches:
-                        self._note_end(point.batches, earlier)
-                    return
-                except Exception:  # else it is that batch's outcome, which was delivered
-                    if point.state and earlier == point.first:
-                        # A state is that before a batch which could be read.
-                        with resuming(self._spec.dataset, "dataset"):
-                            raise
-                if point.state and self.held.tapes:
-                    self._follow_held()  # a generator's body takes up its state when it begins
+        self._iterate(unpickled(point.state), point.first == 0, progress)
+        for earlier in range(point.first, batch):
+            try:
+                self._begin_batch(earlier)
+                samples = self._samples(progress)
+                digest = 0 if samples is OMITTED else digest_of(samples)
+                if differs is None and expected.get(earlier, 0) not in (0, digest):
+                    differs = earlier
+            except (Cancelled, StateError):
+                raise
+            except EndOfData:
+                if earlier < point.batches:
+                    self._note_end(point.batches, earlier)
+                return
+            except Exception:  # else it is that batch's outcome, which was delivered
+                if point.state and earlier == point.first:
+                    # A state is that before a batch which could be read.
+                    with resuming(self._spec.dataset, "dataset"):
+                        raise
+            if point.state and self.held.tapes:
+                self._follow_held()  # a generator's body takes up its state when it begins
         if differs is not None:
             self._note_difference(differs)
 
@@ -218,14 +217,14 @@ class Reader(BatchBuilder):
         progress.beat()
         if seeds.dataset_epoch != UNTOLD and shown() is not None:  # this is a worker
             own_epochs(spec.dataset)
-        self._announce_epoch(seeds)
+        self._announce_epoch()
         datapipes.shard(spec.dataset)
         self._seed_beginning(_ITER)
         self._at_start, self._state_here = at_start, state or {}
         self._stream = open_stream(spec.dataset, "dataset", state)
         self._iterator = self._stream.iterator
-        if spec.tolerance is not None:
-            self._good = self._iterator = spec.tolerance.stream(self._attempts, self._iterator)
+        if (attempts := self._attempts) is not None:
+            self._good = self._iterator = attempts.tolerance.stream(attempts, self._iterator)
         # Its __iter__ is not called again: that of a stream which is its own iterator starts over.
         is_generator = type(self._iterator) is GeneratorType
         self._quickly = self._iterator if is_generator else map(next, repeat(self._iterator))

@@ -66,7 +66,7 @@ class Readers:
         self._told = self._shares  # what `get_shard` answers
         if spec.job is not None:
             self._told = shares_of(None, *spec.job, num_workers)
-        self._pass: tuple[PassSeeds, int] | None = None
+        self._seeds: PassSeeds | None = None  # of the pass; None: none was entered
         self._readers: dict[int, Reader] = {}  # those that are open
         self._next: dict[int, int] = {}  # the task that each can continue with
         self._fresh: Reader | None = None  # one that has searched for generators
@@ -87,12 +87,12 @@ class Readers:
         for place in [*self._readers]:
             self._close(place)
         self._next.clear()
-        self._fresh = self._pass = None
+        self._fresh = self._seeds = None
 
-    def enter(self, seeds: PassSeeds, epoch: int) -> None:
+    def enter(self, seeds: PassSeeds) -> None:
         """Take up a pass; search for the generators that the dataset holds."""
         self.begin_epoch()
-        self._pass = seeds, epoch
+        self._seeds = seeds
         if self._copies is None:
             self._fresh = self._reader(self._worker)
             self.held = self._fresh.held
@@ -109,8 +109,8 @@ class Readers:
         ``indices`` is a `ReadPoint`: its reader is opened there. None: the reader continues,
         or begins at its start if it is not open here. Raises EndOfData, or Cancelled.
         """
-        if self._pass != (seeds, epoch):
-            self.enter(seeds, epoch)
+        if self._seeds != seeds:
+            self.enter(seeds)
         context, turns = reading(), len(self._shares)
         batch, place = divmod(number, turns)
         context.epoch, context.shard = epoch, self._told[place]
@@ -149,10 +149,10 @@ class Readers:
 
     def _reader(self, place: int) -> Reader:
         """Return a reader of a shard, in this pass."""
-        assert self._pass is not None
+        assert self._seeds is not None
         spec, found, self._found = self._spec, self._found, None
         if self._copies is not None:
             spec, found = dataclasses.replace(spec, dataset=self._copies.make()), None
         reader = Reader(spec, self._shares[place], self._meters[place], found)
-        reader.enter(*self._pass)
+        reader.enter(self._seeds)
         return reader

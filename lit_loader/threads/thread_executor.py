@@ -368,7 +368,7 @@ class _Worker:
             with executor.beginning:
                 if not executor.has_begun:  # the dataset's set_epoch is called once
                     lane.reading.epoch, lane.reading.maker = task.epoch, builder
-                    builder.begin(seeds, task.epoch, self._progress)
+                    builder.begin(seeds, self._progress)
                     executor.has_begun = True
             seeds = seeds._replace(dataset_epoch=UNTOLD)
         before = draws.look()

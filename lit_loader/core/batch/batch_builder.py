@@ -39,7 +39,6 @@ from lit_loader.core.seeding.seeds import (
     BatchRng,
     PassSeeds,
     extend,
-    index_number,
     seed_globals,
 )
 from lit_loader.core.seeding.shared_draws import SharedDraws
@@ -47,7 +46,7 @@ from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.describe import annotate
 
 if TYPE_CHECKING:
-    from lit_loader.core.batch.read_pool import ReadPool, Sample
+    from lit_loader.core.batch.read_pool import ReadPool
 
 _REPLACEMENTS: Final = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING: Final = 0xBE61  # … and what comes before an epoch's first sample
@@ -66,21 +65,17 @@ class BatchBuilder:
     """
 
     def __init__(
-        self,
-        spec: BatchSpec,
-        worker: int = 0,
-        num_readers: int = 1,
-        found: Found | None = None,
+        self, spec: BatchSpec, worker: int = 0, num_readers: int = 1, found: Found | None = None
     ) -> None:
         self._spec = spec
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         self._collates_into_slot = spec.default_collation
-        self._fetcher: Any = None  # a `MapFetcher`, but in a reader of a stream
+        self._fetcher: MapFetcher | None = None
         self._found = found
         self.held = NONE_HELD
         # None: nothing draws from the global generators, so they are not seeded.
         self.seed_globals: Callable[[int], object] | None = seed_globals
-        self._seeded: tuple[int, ...] | None = None  # what was seeded for last
+        self._seeded: tuple[int, ...] = ()  # what was seeded for last
         self.rng = BatchRng(spec.size, spec.rank, spec.num_replicas)
         self._notes: list[str] = []
         tolerance = spec.tolerance
@@ -89,7 +84,7 @@ class BatchBuilder:
         if spec.read_threads > 1:
             from lit_loader.core.batch.read_pool import ReadPool
 
-            self._pool = ReadPool(spec.read_threads, spec.modes)
+            self._pool = ReadPool(spec, self)
         # In threads no sample can have the generators to itself.
         self._seeds_samples = spec.per_sample and self._pool is None
         # Whether samples have drawn what collate_fn must not depend on.
@@ -97,7 +92,6 @@ class BatchBuilder:
         self._table = spec.table()
         # Whether batches are made by `take`, as far as indices allow.
         self.reads_table = self._table is not None
-        self._pass: tuple[PassSeeds, int] | None = None
         self._seeds = PassSeeds(0)  # of the pass
         self.samples = 0  # of the batch made last
 
@@ -124,7 +118,7 @@ class BatchBuilder:
         if self._pool is not None:
             self._pool.end()
 
-    def take(self, indices: Any, progress: Progress) -> Any:
+    def take(self, indices: object, progress: Progress) -> object:
         """Make a batch of a table by one indexing; None: `load` is to make it.
 
         For a builder that `reads_table`. No code of the user's runs and nothing is drawn, so no
@@ -141,23 +135,24 @@ class BatchBuilder:
         progress.collating(self.samples)
         return batch
 
-    def enter(self, seeds: PassSeeds, epoch: int) -> None:
+    def enter(self, seeds: PassSeeds) -> None:
         """Take up a pass, and search for generators, unless that is done."""
-        if self._pass != (seeds, epoch):
-            self._pass, self._seeds, self._fetcher = (seeds, epoch), seeds, None
-            self._search(seeds)
+        if self._seeds != seeds:
+            self._seeds, self._fetcher = seeds, None
+            self._search()
 
-    def begin(self, seeds: PassSeeds, epoch: int, progress: Progress) -> None:
-        """Begin a pass in the dataset, unless that is done."""
-        self.enter(seeds, epoch)
+    def begin(self, seeds: PassSeeds, progress: Progress) -> MapFetcher:
+        """Begin a pass in the dataset, unless that is done; return what reads its samples."""
+        self.enter(seeds)
         if self._fetcher is None:
             progress.beat()
-            self._announce_epoch(seeds)
+            self._announce_epoch()
             self._fetcher = self._new_map_fetcher()
+        return self._fetcher
 
     def load(
-        self, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
-    ) -> Any:
+        self, indices: object, number: int, epoch: int, seeds: PassSeeds, progress: Progress
+    ) -> object:
         """Make a batch of a pass that has these seeds; a `BatchWithReport` if samples failed.
 
         Cancelled: it is no longer wanted.
@@ -165,14 +160,15 @@ class BatchBuilder:
         spec, rng, context = self._spec, self.rng, reading()
         # At every batch: loaders with num_workers=0 may take turns in one process.
         context.epoch, context.shard, context.maker = epoch, self._share, self
-        if self._fetcher is None or self._pass != (seeds, epoch):
-            self.begin(seeds, epoch, progress)
+        fetcher = self._fetcher
+        if fetcher is None or self._seeds != seeds:
+            fetcher = self.begin(seeds, progress)
         number = number * spec.num_replicas + spec.rank
         rng.begin(seeds.seed, number)
         if not self._seeds_samples:
             self._seed(BATCH, number)
         rng.step, context.tokens = progress, 0
-        samples = self._fetcher.fetch(indices, progress)
+        samples = fetcher.fetch(indices, progress)
         rng.step = None
         if samples is OMITTED:
             self.samples = 0
@@ -184,25 +180,23 @@ class BatchBuilder:
             return self.with_report(batch)
         return batch
 
-    def collate(self, samples: Any, progress: Progress, indices: Any = None) -> Any:
+    def collate(self, samples: Any, progress: Progress, indices: object = None) -> object:
         """Make a batch of its samples, which have these indices if they are known."""
         spec = self._spec
         self.samples = len(samples) if spec.batched else 1
         progress.collating(self.samples)
         if self._seeds_collation:
             self._seed(BATCH, self.rng.batch)  # whatever the samples have drawn before
-        if self._collates_into_slot:
-            try:
-                batch = default_collate(samples, progress.empty)
-            except (RuntimeError, TypeError, LookupError) as error:
-                from lit_loader.core.batch.collate_errors import why_not_collated
+        if not self._collates_into_slot:
+            return spec.collate_fn(samples)
+        try:
+            return default_collate(samples, progress.empty)
+        except (RuntimeError, TypeError, LookupError) as error:
+            from lit_loader.core.batch.collate_errors import why_not_collated
 
-                if (text := why_not_collated(samples, indices)) is not None:
-                    annotate(error, text)
-                raise
-        else:
-            batch = spec.collate_fn(samples)
-        return batch
+            if (text := why_not_collated(samples, indices)) is not None:
+                annotate(error, text)
+            raise
 
     def note(self, text: str) -> None:
         """Report something to the user, once, with the next batch."""
@@ -211,39 +205,37 @@ class BatchBuilder:
 
     def with_report(
         self,
-        batch: Any,
-        state: Any = None,
+        batch: object,
+        state: object = None,
         divided: int | None = None,
         omitted: bool = False,
         digest: int = 0,
     ) -> BatchWithReport:
         """Return a batch with what the parent is to know."""
         tried, notes, self._notes = self._attempts, tuple(self._notes), []
-        errors, retries = (), 0
-        if tried is not None:
-            errors, retries = tuple(tried.errors), tried.retries
+        errors = () if tried is None else tuple(tried.errors)
+        retries = 0 if tried is None else tried.retries
         fields = batch, state, divided, errors, omitted, retries, notes, digest
         return _new(BatchWithReport, fields)  # each batch of a stream has one
 
     # --- seeds ---
 
     @property
-    def seed(self) -> int | None:
-        """The seed of the batch, or sample, that is being made; None: of none yet."""
-        if self._seeded is None:
-            return None
+    def seed(self) -> int:
+        """The seed of the batch, or sample, that is being made."""
         return extend(self._seeds.seed, *self._seeded) >> 1
 
-    def _announce_epoch(self, seeds: PassSeeds) -> None:
+    def _announce_epoch(self) -> None:
         """Tell the dataset its epoch if the program has told the loader one."""
+        seeds = self._seeds
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
         if seeds.dataset_epoch != UNTOLD and callable(set_epoch):
             self.rng.begin(seeds.seed, BEGINNING)
             self._seed(BEGINNING, SET_EPOCH)
             set_epoch(seeds.dataset_epoch)
-            self._search(seeds)  # it may have made other generators
+            self._search()  # it may have made other generators
 
-    def _search(self, seeds: PassSeeds) -> None:
+    def _search(self) -> None:
         """Search for the generators that are to be seeded."""
         spec, found, self._found = self._spec, self._found, None
         if found is None:
@@ -255,7 +247,7 @@ class BatchBuilder:
             pairs = tuple(pair for pair in mine if id(pair[1]) not in spec.shared_generators)
         elif self._pool is not None:
             self._pool.draws = SharedDraws(pairs)
-        self.held = HeldGenerators(pairs, spec.held, seeds)
+        self.held = HeldGenerators(pairs, spec.held, self._seeds)
         if spec.reseed_fn is not None:
             return
         for path, generator in found.generators:
@@ -290,29 +282,13 @@ class BatchBuilder:
         if maker is self:  # no other thread reads at the moment
             self._seed_sample(place)
 
-    def _sample_at(self, place: int) -> Sample:
-        """Return what a thread of the pool reads the sample at a place of the batch with."""
-        spec, seed = self._spec, self.seed
-        rng = BatchRng(spec.size, spec.rank, spec.num_replicas)
-        rng.begin(self.rng.pass_seed, self.rng.batch)
-        if spec.per_sample:
-            seed = extend(rng.pass_seed, SAMPLE, rng.sample_seed(place)) >> 1
-        assert seed is not None
-        from lit_loader.core.batch.read_pool import Sample
-
-        return Sample(place, rng, seed, self.note, self.rng.step.beat)
-
     def _new_map_fetcher(self) -> MapFetcher:
-        spec = self._spec
-        threads = () if self._pool is None else (self._pool, self._sample_at)
-        if spec.tolerance is not None:
-            args = spec, self._attempts, self._replacement_seed
-            return spec.tolerance.map_fetcher(*args, *threads)  # type: ignore[no-any-return]
+        spec, pool, attempts = self._spec, self._pool, self._attempts
+        if attempts is not None:
+            seed = extend(self._seeds.seed, _REPLACEMENTS)
+            return attempts.tolerance.map_fetcher(spec, attempts, seed, pool)
         before_sample = self._seed_sample if self._seeds_samples else None
-        return MapFetcher(spec.dataset, spec.batched, before_sample, *threads)
-
-    def _replacement_seed(self, index: Any) -> int:
-        return extend(self._seeds.seed, _REPLACEMENTS, index_number(index))
+        return MapFetcher(spec.dataset, spec.batched, before_sample, pool)
 
 
 def builder_of(
@@ -322,14 +298,13 @@ def builder_of(
 
     A `BatchBuilder`, or what an iterable dataset has in its place (`streams/readers.py`).
     """
-    if spec.streams is not None:
-        return spec.streams(spec, worker, num_workers, found)
-    return BatchBuilder(spec, worker, num_workers, found)
+    make = spec.streams or BatchBuilder
+    return make(spec, worker, num_workers, found)
 
 
 def make_batch(
-    builder: Any, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
-) -> Any:
+    builder: Any, indices: object, number: int, epoch: int, seeds: PassSeeds, progress: Progress
+) -> object:
     """Make a batch in a process whose global generators are its own: a worker, here or elsewhere.
 
     By a `BatchBuilder` or `Readers`; what goes in and comes out is as with `BatchBuilder.load`.

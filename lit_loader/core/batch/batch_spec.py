@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ from torch.utils.data import default_collate as torch_default_collate
 
 from lit_loader.core.batch.collate import default_collate
 from lit_loader.core.state.position import Shards
+
+if TYPE_CHECKING:  # add-ons, of which the core imports none
+    from lit_loader.data.bad_samples import BadSamples
+    from lit_loader.data.sample_errors import SampleError
 
 
 class BatchWithReport(NamedTuple):
@@ -36,14 +40,14 @@ class BatchWithReport(NamedTuple):
     samples failed.
     """
 
-    batch: Any
+    batch: object
     # Of an iterable dataset and its iterator before the batch, `pickled`; None: they have none;
     # NOT_TAKEN: it was not due.
-    state: Any
+    state: object
     # Among whom an iterable dataset has divided itself (`context.WORKERS`), if there are others
     # whom it gives the same; else None.
     divided: int | None
-    errors: tuple[Any, ...] = ()  # `SampleError`, of its bad samples
+    errors: tuple[SampleError, ...] = ()  # of its bad samples
     omitted: bool = False  # they have left nothing: the next batch is given out in its stead
     retries: int = 0  # how often samples were retried after a transient error
     notes: tuple[str, ...] = ()  # what the user is to be warned of, once
@@ -78,10 +82,6 @@ class TorchModes(NamedTuple):
             yield
 
 
-USUAL_MODES: Final = TorchModes()
-"""What a process begins with."""
-
-
 @dataclass(eq=False)
 class BatchSpec:
     """All that is needed to make batches; goes to every worker."""
@@ -102,18 +102,17 @@ class BatchSpec:
     own_order: bool  # the indices are the loader's own, and range over the whole dataset
     held: Mapping[str, int]  # what the generators that the dataset holds count from
     seeded: bool  # whether the loader's seed takes the place of those generators' own
-    modes: TorchModes = USUAL_MODES
+    modes: TorchModes
     timed: bool = False  # workers measure their CPU time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes
     shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
     # Of a stream that no option divides: this process's rank, and how many there are in the job.
     # `get_shard` tells the stream its share among them.
     job: tuple[int, int] | None = None
-    start_method_chosen: bool = False  # by the program; else it is Python's default
     # In a worker thread: ids of the generators that all threads share. None: elsewhere.
     shared_generators: frozenset[int] | None = None
-    # Add-ons, each None without. What copes with samples that cannot be read (`BadSamples`):
-    tolerance: Any = None
+    # Add-ons, each None without:
+    tolerance: BadSamples | None = None  # what copes with samples that cannot be read
     table_of: Any = None  # what finds the table that a dataset is, if it is one
     streams: Any = None  # what makes batches of an iterable dataset (`Readers`)
 
@@ -136,7 +135,6 @@ class BatchSpec:
             self.table_of is not None
             and self.default_collation
             and self.batched
-            and not self.iterable
             and self.tolerance is None
             and self.reseed_fn is None
         ):
@@ -147,7 +145,7 @@ class BatchSpec:
 _MOST_PARTS: Final = 100
 """Datasets within datasets whose attributes are looked at."""
 
-Changes = dict[tuple[str, str], Any]
+Changes = dict[tuple[str, str], object]
 """Values of attributes, by the path of the dataset that has them and their names."""
 
 
@@ -211,7 +209,7 @@ def _attributes(dataset: object) -> tuple[Changes, dict[str, int]]:
     return plain, others
 
 
-def _parts(dataset: object) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parts(dataset: object) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield the path and the attributes of a dataset, and of each that it wraps."""
     found: list[tuple[str, object]] = [("dataset", dataset)]
     seen: set[int] = set()

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import default_convert as default_convert
 from torch.utils.data._utils import collate as rules  # reach: torch: rules of default_collate
 
 from lit_loader.core.transport.codec import TORCH_DTYPES
@@ -87,7 +86,7 @@ def collate_privately() -> None:
 
 
 def _stack_privately(
-    samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None
+    samples: Sequence[torch.Tensor], *, collate_fn_map: object = None
 ) -> torch.Tensor:
     return _collate_tensors(samples, None)
 
@@ -149,17 +148,13 @@ def _collate_scalars(samples: Sequence[Any], empty: Empty | None) -> torch.Tenso
     return torch.as_tensor(samples, dtype=torch.float64 if is_float else None)
 
 
-def _collate_text(samples: Sequence[Any], empty: Empty | None) -> Sequence[Any]:
-    return samples
-
-
-def _collate_mappings(samples: Sequence[Mapping[Any, Any]], empty: Empty | None) -> Any:
+def _collate_mappings(samples: Sequence[Mapping[object, object]], empty: Empty | None) -> object:
     first = samples[0]
     made = {key: default_collate([each[key] for each in samples], empty) for key in first}
     return like(first, made, TypeError)
 
 
-def _collate_sequences(samples: Sequence[Sequence[Any]], empty: Empty | None) -> Any:
+def _collate_sequences(samples: Sequence[Sequence[object]], empty: Empty | None) -> object:
     if len(set(map(len, samples))) != 1:
         raise RuntimeError("each element in list of batch should be of equal size")
     first = samples[0]
@@ -200,5 +195,4 @@ _OWN_RULES: dict[Callable[..., Any], Callable[[Any, Empty | None], Any]] = {
     rules.collate_numpy_scalar_fn: _collate_scalars,
     rules.collate_float_fn: _collate_scalars,
     rules.collate_int_fn: _collate_scalars,
-    rules.collate_str_fn: _collate_text,
 }

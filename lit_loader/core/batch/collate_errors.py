@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def why_not_collated(samples: Sequence[Any], indices: Any = None) -> str | None:
+def why_not_collated(samples: Sequence[object], indices: Any = None) -> str | None:
     """Say where a sample differs from the first one; None: nowhere that shows.
 
     ``indices`` are those of the samples, if they are known.
@@ -25,7 +25,7 @@ def _difference(parts: Sequence[Any], names: Sequence[str], place: str) -> str |
             if shown.startswith("shape") and expected.startswith("shape"):
                 cure = " (collate_fn=lit_loader.PadCollate() pads them)"
             return f"{where}{names[0]} has {expected}, {name} has {shown}{cure}"
-    inner: Sequence[Any] = ()
+    inner: Sequence[object] = ()
     if isinstance(first, Mapping):
         inner = list(first)
     elif isinstance(first, Sequence) and not isinstance(first, (str, bytes)):
@@ -37,7 +37,7 @@ def _difference(parts: Sequence[Any], names: Sequence[str], place: str) -> str |
     return None
 
 
-def _kind(part: Any) -> str:
+def _kind(part: object) -> str:
     """Return what must be equal: the shape, the keys, the length, or else the type."""
     shape = getattr(part, "shape", None)
     if shape is not None:

@@ -18,24 +18,25 @@ from torch.utils.data import Subset
 from lit_loader.core.batch.progress import Progress
 
 if TYPE_CHECKING:
-    from lit_loader.core.batch.read_pool import ReadPool, Sample
+    from lit_loader.core.batch.read_pool import Read, ReadPool
 
 _clock = time.monotonic_ns
+_ReadMany = Callable[[Any], Any]  # a dataset's __getitems__
 
 OMITTED: Final = object()
 """What is fetched if bad samples have left nothing of a batch."""
 
 
-def getitems_of(dataset: Any) -> Callable[[Any], Any] | None:
+def getitems_of(dataset: object) -> _ReadMany | None:
     """Return what reads a batch's samples all at once; None: there is nothing.
 
     Torch's ``Subset`` has ``__getitems__`` for the sake of what is in it. Around a dataset that has
     none it reads one sample after the other: so do we then, and know which one it is at.
     """
-    kind = type(dataset)
     if (
-        getattr(kind, "__getitems__", None) is Subset.__getitems__
-        and kind.__getitem__ is Subset.__getitem__
+        isinstance(dataset, Subset)
+        and type(dataset).__getitems__ is Subset.__getitems__
+        and type(dataset).__getitem__ is Subset.__getitem__
         and getitems_of(dataset.dataset) is None
     ):
         return None
@@ -54,7 +55,7 @@ class MapFetcher:
     ``__getitems__``, which else has the whole list, then gets one index at a time.
 
     With a ``pool`` the samples of a batch are read by its threads, and ``__getitems__`` gets a part
-    of the list in each. ``sample_at`` makes the `Sample` for a place in the batch.
+    of the list in each.
     """
 
     def __init__(
@@ -63,21 +64,19 @@ class MapFetcher:
         batched: bool,
         before_sample: Callable[[int], None] | None = None,
         pool: ReadPool | None = None,
-        sample_at: Callable[[int], Sample] | None = None,
     ) -> None:
         self._dataset, self._batched = dataset, batched
         self._many = getitems_of(dataset) if batched else None
-        self._before_sample = before_sample
-        self._pool, self._sample_at = pool, sample_at
+        self._before_sample, self._pool = before_sample, pool
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return ``[dataset[i] for i in indices]``, or ``dataset[indices]`` if not batched."""
         before, dataset, many = self._before_sample, self._dataset, self._many
         if before is None and many is not None:
-            return self._by_getitems(indices, progress)
+            return self._by_getitems(many, indices, progress)
         if self._batched and self._pool is not None:
             return self.each(lambda index, _: dataset[index], indices, progress)
-        samples: list[Any] = []
+        samples: list[object] = []
         if self._batched and before is None and progress.is_quick:
             progress.samples, times = samples, [_clock()]
             for index in indices:
@@ -92,37 +91,32 @@ class MapFetcher:
             samples.append(dataset[index] if many is None else many([index])[0])
         return samples if self._batched else samples[0]
 
-    def each(
-        self, read: Callable[[Any, Any], Any], indices: Sequence[Any], progress: Progress
-    ) -> list[Any]:
+    def each(self, read: Read, indices: Sequence[object], progress: Progress) -> list[object]:
         """Return ``read(index, progress)`` of each index, in order; by threads if there is a pool.
 
         ``read`` is called with a ``progress`` of that sample: it has its ``place``, and ``step`` is
         called before another attempt.
         """
         if self._pool is not None and len(indices) > 1:
-            assert self._sample_at is not None
-            samples = [self._sample_at(place) for place in range(len(indices))]
-            return self._pool.read(read, indices, samples, progress)
-        found: list[Any] = []
+            return self._pool.read(read, indices, range(len(indices)), progress)
+        found: list[object] = []
         for place, index in enumerate(indices):
             progress.step(place)
             found.append(read(index, progress))
         return found
 
-    def _by_getitems(self, indices: Any, progress: Progress) -> Any:
+    def _by_getitems(self, many: _ReadMany, indices: Any, progress: Progress) -> Any:
         """Read samples by ``__getitems__``: all at once, or a part in each thread of the pool."""
-        many, size = self._many, len(indices)
-        assert many is not None
+        size = len(indices)
         if self._pool is None or size < 2:
             return many(indices)
-        assert self._sample_at is not None
         count = min(self._pool.count, size)
         starts = [size * number // count for number in range(count + 1)]
         parts = [indices[start:end] for start, end in itertools.pairwise(starts)]
-        samples = [self._sample_at(start) for start in starts[:-1]]
         try:
-            found = self._pool.read(lambda part, _: many(part), parts, samples, progress)
+            found: list[Any] = self._pool.read(
+                lambda part, _: many(part), parts, starts[:-1], progress
+            )
         finally:
             progress.place = -1  # which sample of its part it is, is not known
         if any(type(part) is not list for part in found):
@@ -131,5 +125,5 @@ class MapFetcher:
             return many(indices)
         return [sample for part in found for sample in part]
 
-    def _alone(self, index: Any) -> Any:
+    def _alone(self, index: object) -> object:
         return self._dataset[index] if self._many is None else self._many([index])[0]

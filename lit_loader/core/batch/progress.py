@@ -32,9 +32,9 @@ import math
 import platform
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.core.system import linux
 from lit_loader.core.transport.status_board import (
@@ -53,6 +53,9 @@ from lit_loader.core.transport.status_board import (
     Stage,
 )
 
+if TYPE_CHECKING:
+    from lit_loader.core.batch.collate import Empty
+
 _QUICK: Final = 20_000
 """Nanoseconds per sample below which samples are not announced one by one: that takes almost a
 microsecond."""
@@ -60,9 +63,6 @@ microsecond."""
 _MANY: Final = 16
 """Samples of a batch in which that is felt."""
 
-_FETCHING, _COLLATING, _ENCODING, _IDLE = (  # read for each batch
-    *(Stage.FETCHING, Stage.COLLATING, Stage.ENCODING, Stage.IDLE),
-)
 _clock = time.monotonic_ns
 
 
@@ -81,23 +81,18 @@ class Progress:
     announced; None: each is.
     """
 
-    __slots__ = (
-        *("_has_board", "_last", "_place", "_row", "_words", "began", "collated", "each", "empty"),
-        *("fetched", "is_quick", "samples", "slowest", "slowest_at", "state", "token", "tokens"),
-    )
-
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
         self._words = memoryview(bytearray(16 * ROW_WORDS)).cast("q") if words is None else words
         self._row = row
         self.each = True  # announce samples however quick they are: somebody looks at the time
         # Returns slot memory for what the default collate stacks; None: there is none.
-        self.empty: Callable[..., Any] | None = None
+        self.empty: Empty | None = None
         # Whether samples need not be announced one by one: nobody sees it, or those of the batch
         # before were quick. A message about a dead worker then names the batch, and who makes it
         # again announces each.
         self._has_board = words is not None
         self.is_quick = not self._has_board
-        self.samples: list[Any] | None
+        self.samples: list[object] | None
         self._last = 0  # when the sample that is being read was begun
         self.token = 0  # that of the epoch whose batch is being made
         self.begin(-1)
@@ -115,7 +110,7 @@ class Progress:
             return False
         self.began = now = _clock()
         if self._has_board:
-            words[row + STAGE] = _FETCHING
+            words[row + STAGE] = Stage.FETCHING
             words[row + NUMBER] = number
             words[row + POSITION] = -1
             words[row + SINCE] = now
@@ -134,7 +129,7 @@ class Progress:
             self.slowest, self.slowest_at = now - self._last, self._place
         if self._has_board:
             words, row = self._words, self._row
-            words[row + STAGE] = _COLLATING
+            words[row + STAGE] = Stage.COLLATING
             words[row + SINCE] = now
             is_quick = samples >= _MANY and now - self.began < _QUICK * samples
             self.is_quick = is_quick and not self.each
@@ -143,13 +138,13 @@ class Progress:
     def encoding(self) -> None:
         """Note that the batch is collated."""
         words, row = self._words, self._row
-        words[row + STAGE] = _ENCODING
+        words[row + STAGE] = Stage.ENCODING
         words[row + SINCE] = self.collated = _clock()
 
     def idle(self, made: bool = False) -> int:
         """Note that nothing is to be done, and count a task that is done; returns "now"."""
         words, row = self._words, self._row
-        words[row + STAGE] = _IDLE
+        words[row + STAGE] = Stage.IDLE
         words[row + NUMBER] = -1
         words[row + SINCE] = now = _clock()
         words[row + NUM_DONE] += made
@@ -252,7 +247,7 @@ class WorkerWaits:
         self.looks.extend(_is_locked(pid, threads) for pid in pids)
 
 
-def _is_locked(pid: int, thread: bool = False) -> bool:
+def _is_locked(pid: int, thread: bool) -> bool:
     """Return whether a process's main thread waits for a lock that is not its process's own.
 
     Of a thread any lock counts, but for the GIL, which is waited for with a time limit.
@@ -310,19 +305,15 @@ class Timings:
     decode = 0  # rebuilding it in the parent
     pin = 0  # copying it into pinned memory
     step = 0  # how long the consumer was busy since the batch before; 0 for the first
-    slowest_index: Any = None  # the slowest sample's index; None: not known
-
-    samples = began = fetch = collate = encode = slowest = slowest_at = 0
-    processor = queued = state = tokens = 0
+    slowest_index: object = None  # the slowest sample's index; None: not known
 
     def __init__(
-        self, worker: int = -1, nbytes: int = 0, measured: Sequence[int] | None = None
+        self, worker: int = -1, nbytes: int = 0, measured: Sequence[int] = (0,) * 11
     ) -> None:
         self.worker, self.nbytes = worker, nbytes
-        if measured is not None:
-            self.samples, self.began, self.fetch, self.collate, self.encode = measured[:5]
-            self.slowest, self.slowest_at, self.processor, self.queued = measured[5:9]
-            self.state, self.tokens = measured[9:]
+        self.samples, self.began, self.fetch, self.collate, self.encode = measured[:5]
+        self.slowest, self.slowest_at, self.processor, self.queued = measured[5:9]
+        self.state, self.tokens = measured[9:]
 
     @property
     def waited(self) -> int:
@@ -338,12 +329,11 @@ class Timings:
 
 
 class BatchLog:
-    """Collects the timings of a loader's batches; for one thread at a time. A copy begins empty.
+    """Collects the timings of a loader's batches; for one thread at a time.
 
     Attributes:
         records: Of the batches given out last, which nobody has summed up.
         counts: What add-ons count, by their names.
-        last: Of the batch given out last.
         events: Of restarts and bad samples: moment, kind and text.
         first_remote: The number of the first worker elsewhere.
         waits: What workers slept at while the consumer waited for them.
@@ -355,15 +345,10 @@ class BatchLog:
         self.worker_restarts = self.resized = 0
         self.counts = defaultdict[str, int](int)
         self.records: list[Timings] = []
-        self.last: Timings | None = None
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)
         self.first_remote = math.inf
         self.waits = WorkerWaits()
         self.summary: Any = None
-
-    def __reduce__(self) -> tuple[type[BatchLog], tuple[()]]:
-        # Records belong to the loader that made them.
-        return BatchLog, ()
 
     def note(self, kind: str, text: str) -> None:
         """Remember, for viewers, what has happened."""

@@ -21,21 +21,25 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.context import Reading, read_apart, reading
-from lit_loader.core.batch.batch_spec import TorchModes
+from lit_loader.core.batch.batch_spec import BatchSpec, TorchModes
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import answer_threads
 from lit_loader.core.seeding.loader_seeds import lent_to_others
-from lit_loader.core.seeding.seeds import BatchRng
+from lit_loader.core.seeding.seeds import SAMPLE, BatchRng, extend
 from lit_loader.core.seeding.shared_draws import SharedDraws
 from lit_loader.core.system.one_core_thread import OneCoreThread, await_threads
+
+if TYPE_CHECKING:
+    from lit_loader.core.batch.batch_builder import BatchBuilder
 
 _GRACE: Final = 0.5
 """Seconds that the end of a pool waits at most for threads that are at a sample."""
 
-_Read = Callable[[Any, Any], Any]
+Read = Callable[[Any, Any], object]
+"""Called with an item, and the `Sample` or `Progress` of it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +57,7 @@ class Sample:
     beat: Callable[[], None]
     is_wanted: bool = True
     is_done: bool = False
-    value: Any = None
+    value: object = None
     error: BaseException | None = None
     tokens: int = 0
     nanoseconds: int = 0
@@ -69,21 +73,27 @@ class Sample:
         self.beat()
 
 
-class ReadPool:
-    """Reads the samples of one batch at a time, by ``count`` threads."""
+_Job = tuple[Read, object, Sample, Reading, SimpleQueue[Sample]]
+"""What is read how, where the result goes, what the batch's thread reads, and who waits."""
 
-    def __init__(self, count: int, modes: TorchModes) -> None:
-        self.count, self._modes = count, modes
-        self._jobs: SimpleQueue[Any] = SimpleQueue()
+
+class ReadPool:
+    """Reads the samples of one batch at a time, by ``count`` threads, for a `BatchBuilder`."""
+
+    def __init__(self, spec: BatchSpec, builder: BatchBuilder) -> None:
+        self.count, self._spec, self._builder = spec.read_threads, spec, builder
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._pid = 0  # the process that the threads are in
         # Notices if samples draw from generators that threads share; None: the executor does.
         self.draws: SharedDraws | None = None
-        self.end: Callable[[], Any] = lambda: None
+        self.end: Callable[[], object] = lambda: None
 
     def read(
-        self, read: _Read, items: Sequence[Any], samples: Sequence[Sample], progress: Progress
-    ) -> list[Any]:
+        self, read: Read, items: Sequence[object], places: Sequence[int], progress: Progress
+    ) -> list[object]:
         """Return ``[read(item, sample) for …]``, each called in a thread.
+
+        A `Sample` is that at one of these places of the batch.
 
         Raises:
             BaseException: What ``read`` raised; that of the first item if there are several.
@@ -91,6 +101,7 @@ class ReadPool:
         """
         if self._pid != os.getpid():
             self._start()
+        samples = [self._sample_at(place, progress) for place in places]
         answers, draws, context = SimpleQueue[Sample](), self.draws, reading()
         before = None if draws is None else draws.look()
         for item, sample in zip(items, samples, strict=True):
@@ -105,15 +116,23 @@ class ReadPool:
         context.tokens += sum(sample.tokens for sample in samples)
         return [sample.value for sample in samples]
 
+    def _sample_at(self, place: int, progress: Progress) -> Sample:
+        spec, builder = self._spec, self._builder
+        rng, seed = BatchRng(spec.size, spec.rank, spec.num_replicas), builder.seed
+        rng.begin(builder.rng.pass_seed, builder.rng.batch)
+        if spec.per_sample:
+            seed = extend(rng.pass_seed, SAMPLE, rng.sample_seed(place)) >> 1
+        return Sample(place, rng, seed, builder.note, progress.beat)
+
     def _start(self) -> None:
         answer_threads()
-        jobs, threads = SimpleQueue[Any](), list[OneCoreThread]()
+        jobs, threads = SimpleQueue[_Job | None](), list[OneCoreThread]()
         self._jobs = jobs
         self.end = end = weakref.finalize(self, _end, jobs, threads)
         end.atexit = False  # they wait, and are daemons
         for number in range(self.count):
             name = f"lit_loader reader {number}"
-            thread = OneCoreThread(target=_serve, args=(jobs, self._modes), name=name)
+            thread = OneCoreThread(target=_serve, args=(jobs, self._spec.modes), name=name)
             thread.start()
             threads.append(thread)
         self._pid = os.getpid()
@@ -148,20 +167,19 @@ def _give_up(samples: Sequence[Sample], place: int) -> None:
             sample.is_wanted = False
 
 
-def _serve(jobs: SimpleQueue[Any], modes: TorchModes) -> None:
+def _serve(jobs: SimpleQueue[_Job | None], modes: TorchModes) -> None:
     """Read samples until None comes."""
     own = Reading()
     read_apart(own)
     with modes.held():
         while (job := jobs.get()) is not None:
-            _read(own, *job)
+            _read(own, job)
             del job
 
 
-def _read(
-    own: Reading, read: _Read, item: Any, sample: Sample, context: Reading, answers: Any
-) -> None:
+def _read(own: Reading, job: _Job) -> None:
     """Read one sample, and answer."""
+    read, item, sample, context, answers = job
     own.epoch, own.shard, own.info = context.epoch, context.shard, context.info
     own.of_thread, own.maker, own.tokens = context.of_thread, sample, 0
     sample.rng.step = sample
@@ -178,7 +196,7 @@ def _read(
     answers.put(sample)
 
 
-def _end(jobs: SimpleQueue[Any], threads: list[OneCoreThread]) -> None:
+def _end(jobs: SimpleQueue[_Job | None], threads: list[OneCoreThread]) -> None:
     for _ in threads:
         jobs.put(None)
     await_threads(threads, _GRACE)

@@ -24,11 +24,9 @@ class WorkerInfo(torch_worker.WorkerInfo):
         context = reading()
         if name in ("id", "num_workers", "dataset"):
             context.shard_asked = max(context.shard_asked, WORKERS)
-        elif context.maker is None:
-            pass
-        elif name == "seed" and context.maker.seed is not None:
+        elif name == "seed" and context.maker is not None:
             return context.maker.seed  # of the batch, or of the sample
-        elif name == "rng" and _TorchRNG is not None:
+        elif name == "rng" and context.maker is not None and _TorchRNG is not None:
             return context.maker.rng.give(None, _generators)
         return super().__getattribute__(name)
 
@@ -37,19 +35,19 @@ class WorkerInfo(torch_worker.WorkerInfo):
 _TorchRNG = getattr(torch_worker, "_RNG", None)
 
 
-def _generators(seed: int) -> Any:
+def _generators(seed: int) -> object:
     """Return a generator of each kind for the sample that is being read."""
     return _TorchRNG(random.Random(seed), torch.Generator().manual_seed(seed), get_rng())  # type: ignore[misc]
 
 
-def shown() -> Any:
+def shown() -> torch_worker.WorkerInfo | None:
     """Return what is answered now; None: this is no worker."""
     context = reading()
     # reach: torch: the variable behind get_worker_info()
     return context.info if context.of_thread else torch_worker._worker_info
 
 
-def show(info: Any) -> None:
+def show(info: torch_worker.WorkerInfo | None) -> None:
     """Set the answer; None: this is no worker."""
     context = reading()
     if context.of_thread:
@@ -75,7 +73,7 @@ def answer_threads() -> None:
 
 
 def _ask_first(
-    function: Any, answer: Callable[[Reading], Any], knows: Callable[[Reading], bool]
+    function: Any, answer: Callable[[Reading], object], knows: Callable[[Reading], bool]
 ) -> None:
     """Make a function of torch ask ``answer`` where ``knows`` says so, whoever has imported it.
 
@@ -87,7 +85,7 @@ def _ask_first(
         return
     before = FunctionType(code, names, function.__name__)
 
-    def asked() -> Any:
+    def asked() -> object:
         own = reading_apart()
         return before() if own is None or not knows(own) else answer(own)
 

@@ -406,7 +406,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
             found, made.found = made.found, None  # later the dataset may hold others
             spec = core.spec(made)
-            inline = self._executor = Inline(spec, self._pin, made.seeds, made.epoch, found)
+            inline = self._executor = Inline(spec, self._pin, made.seeds, found)
             self._draws = inline.draws
             tasks.restart_all(ahead.arrived)
             return inline

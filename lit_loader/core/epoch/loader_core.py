@@ -66,7 +66,8 @@ dataset as it is now.
 _UNPLANNED: Final = ShownSamplers(None, None)
 
 _OF_THE_PROCESS: Final = (
-    *("_loader", "_lock", "pid", "keeper", "options", "of_process", "_started", "_kept_draw"),
+    *("_loader", "_lock", "pid", "keeper", "log", "options", "of_process"),
+    *("_started", "_kept_draw"),
 )
 """What a copy, or a pickle, begins without."""
 
@@ -87,7 +88,7 @@ class LoaderCore:
         shards: int | None,
         seams: Seams,
     ) -> None:
-        self.seeds, self.seams, self.log = seeds, seams, BatchLog()
+        self.seeds, self.seams = seeds, seams
         self.dataset: Any = None  # as the iterator made last has found it
         self.iterable = True  # whether it is an iterable one: it has no plan
         self.given_replica = replica
@@ -105,7 +106,7 @@ class LoaderCore:
         """Begin with what belongs to one process: no workers yet, no iterators."""
         self._loader = weakref.ref(loader)
         self._lock, self.pid = threading.RLock(), os.getpid()
-        self.keeper = WorkerKeeper(self)
+        self.keeper, self.log = WorkerKeeper(self), BatchLog()
         self.options: PassOptions  # of the iterator made last
         self.of_process: dict[str, Any] = {}  # what add-ons keep, by their names
         # What `start` has begun, and what was before it.
@@ -392,7 +393,6 @@ class LoaderCore:
             modes=TorchModes.now(),
             timed=self.auto is not None,
             watched=bool(loader.timeout),
-            start_method_chosen=self.options.multiprocessing_context is not None,
             shards=self.shards if self.iterable else None,
             **self.seams.spec_parts(self),
         )
@@ -439,10 +439,9 @@ class LoaderCore:
         ``workers``: who makes batches; None: they are gone. ``again``: a reader that moves replays
         what it has given.
         """
-        log = self.log
-        log.records.append(record)
-        log.last = record
-        if len(log.records) >= WINDOW:
+        records = self.log.records
+        records.append(record)
+        if len(records) >= WINDOW:
             self.seams.sum_up(self)
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or workers is None:

@@ -28,14 +28,14 @@ class Inline(Executor):
     """
 
     def __init__(
-        self, spec: BatchSpec, pin: Pin | None, seeds: PassSeeds, epoch: int, found: Found | None
+        self, spec: BatchSpec, pin: Pin | None, seeds: PassSeeds, found: Found | None
     ) -> None:
         """``found`` are the generators that the dataset holds, if they are known."""
         self._pin, self._iterable = pin, spec.iterable
         self._tasks: deque[Task] = deque()
         self._progress = Progress()
         self._builder = builder_of(spec, found=found)
-        self._builder.enter(seeds, epoch)
+        self._builder.enter(seeds)
         self._draws = draws_of(spec.dataset, spec.collate_fn)
         self._always = spec.per_sample or spec.reseed_fn is not None
         self._always |= self._builder.reads_table  # only where it failed to: nothing is locked
