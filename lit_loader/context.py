@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lit_loader.describe import public, warn
+from lit_loader.describe import public
 
 __all__ = ["get_epoch", "get_rng", "get_shard", "note"]
 
@@ -51,13 +51,6 @@ class Reading:
         """
         beginning = getattr(self.maker, "beginning", None)
         return nullcontext() if beginning is None else beginning(part)
-
-    def warn(self, text: str) -> None:
-        """Warn the program, once for all readers, of what is noticed while it is read."""
-        if self.maker is None:
-            warn(text)
-        else:
-            self.maker.note(text)
 
     def leave(self) -> _Place:
         """Read something else (a loader within a dataset, say); return what `return_to` takes."""

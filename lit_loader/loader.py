@@ -250,13 +250,11 @@ class _NumWorkers:
     """
 
     def __get__(self, loader: object, owner: type) -> int:
-        if loader is None:
-            return self  # type: ignore[return-value]
-        own = vars(loader)
+        own = {} if loader is None else vars(loader)
+        if "num_workers" not in own:  # of the class; or a wrapper's own __getattr__ may know it
+            raise AttributeError(f"{owner.__name__!r} object has no attribute 'num_workers'")
         if "_core" in own and own["_core"].auto is not None:
             return own["_core"].auto.setting.workers  # type: ignore[no-any-return]
-        if "num_workers" not in own:  # a wrapper's own __getattr__ may know it
-            raise AttributeError(f"{owner.__name__!r} object has no attribute 'num_workers'")
         return own["num_workers"]  # type: ignore[no-any-return]
 
     def __set__(self, loader: object, value: int | Literal["auto"]) -> None:
@@ -549,10 +547,9 @@ class DataLoader(_TorchLoader[T_co]):
     @property
     def _iterator(self) -> Any:
         """The iterator that has the persistent workers; programs set it to None to end these."""
-        if "_iterator" in self.__dict__:  # a wrapper's own, of another loader
-            return self.__dict__["_iterator"]
-        if "_core" not in self.__dict__ or not self.persistent_workers:
-            return None
+        own = self.__dict__.get("_iterator")  # that a wrapper has set
+        if own is not None or "_core" not in self.__dict__ or not self.persistent_workers:
+            return own
         connected = [run for run in self._core.keeper.alive() if run.workers is not None]
         return connected[0] if connected else self._core.keeper.idle_iterator()
 

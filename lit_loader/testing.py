@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from lit_loader.core.executors.executor import Executor
 from lit_loader.errors import ExactnessWarning
-from lit_loader.loader import DataLoader, _AddOns
+from lit_loader.loader import DataLoader
 
 __all__ = ["ExecutorContract", "SamplerContract", "StreamContract"]
 
@@ -118,14 +118,9 @@ class ExecutorContract(_ResumeContract):
 
     def loader(self, dataset: Any = range(26)) -> DataLoader[object]:
         """Make a loader with the executor at its seam."""
-        make = self.make
-
-        class WithExecutor(_AddOns):
-            def executor(self, core: Any, start: Any) -> Executor:
-                return make(core.loader, core.depth)
-
         loader = DataLoader(dataset, 4, shuffle=True, seed=3, num_workers=1)
-        loader._core.seams = WithExecutor()
+        seams: Any = loader._core.seams
+        seams.executor = lambda core, _: self.make(core.loader, core.depth)
         return loader
 
     def test_it_yields_what_the_process_itself_yields(self) -> None:

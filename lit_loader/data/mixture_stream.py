@@ -15,7 +15,6 @@ that are still to come may change when a run is resumed, and sources of no weigh
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from lit_loader.core.state.state_validation import Fingerprint, damaged, is_coun
 from lit_loader.core.state.stateful import OpenStream, checked_parts
 from lit_loader.data.mixture import announce_epoch, named_sources
 from lit_loader.data.weights import Changes, Timeline, Weights, named_changes
-from lit_loader.describe import program_stacklevel, public, short_repr
+from lit_loader.describe import public, short_repr, warn
 from lit_loader.errors import OptionError
 from lit_loader.streams.other_streams import open_stream
 
@@ -231,10 +230,11 @@ class _Mixing(Iterator[Any]):
             f"source {name!r} is empty{where}, so {what}. Give it more samples or files, lower "
             "num_shards (without it: workers × ranks), or leave it out"
         )
-        if not self._ended:
-            reading().warn(text)
-        else:  # no batch comes that could carry it
-            warnings.warn(f"lit_loader: {text}", stacklevel=program_stacklevel())
+        maker = reading().maker
+        if maker is None or self._ended:  # no batch comes that could carry it
+            warn(text)
+        else:
+            maker.note(text)
 
     def _all_ended(self) -> bool:
         return not any(

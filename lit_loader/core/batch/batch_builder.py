@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport, Changes, apply
-from lit_loader.core.batch.collate import default_collate
+from lit_loader.core.batch.collate import default_collate, why_not_collated
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.seeding import loader_seeds
@@ -192,8 +192,6 @@ class BatchBuilder:
         try:
             return default_collate(samples, progress.empty)
         except (RuntimeError, TypeError, LookupError) as error:
-            from lit_loader.core.batch.collate_errors import why_not_collated
-
             if (text := why_not_collated(samples, indices)) is not None:
                 annotate(error, text)
             raise

@@ -114,9 +114,7 @@ class MapFetcher:
         starts = [size * number // count for number in range(count + 1)]
         parts = [indices[start:end] for start, end in itertools.pairwise(starts)]
         try:
-            found: list[Any] = self._pool.read(
-                lambda part, _: many(part), parts, starts[:-1], progress
-            )
+            found = self._pool.read(lambda part, _: many(part), parts, starts[:-1], progress)
         finally:
             progress.place = -1  # which sample of its part it is, is not known
         if any(type(part) is not list for part in found):

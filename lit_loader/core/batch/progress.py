@@ -32,29 +32,13 @@ import math
 import platform
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from lit_loader.core.system import linux
-from lit_loader.core.transport.status_board import (
-    INDICES,
-    NBYTES,
-    NUM_DONE,
-    NUMBER,
-    OFFSET,
-    POSITION,
-    ROW_WORDS,
-    SINCE,
-    STAGE,
-    TOKEN,
-    VOID,
-    VOIDABLE,
-    Stage,
-)
-
-if TYPE_CHECKING:
-    from lit_loader.core.batch.collate import Empty
+from lit_loader.core.transport import status_board as board
+from lit_loader.core.transport.status_board import ROW_WORDS, Stage
 
 _QUICK: Final = 20_000
 """Nanoseconds per sample below which samples are not announced one by one: that takes almost a
@@ -86,7 +70,7 @@ class Progress:
         self._row = row
         self.each = True  # announce samples however quick they are: somebody looks at the time
         # Returns slot memory for what the default collate stacks; None: there is none.
-        self.empty: Empty | None = None
+        self.empty: Callable[..., Any] | None = None
         # Whether samples need not be announced one by one: nobody sees it, or those of the batch
         # before were quick. A message about a dead worker then names the batch, and who makes it
         # again announces each.
@@ -106,17 +90,18 @@ class Progress:
         until the batch takes their place.
         """
         words, row = self._words, self._row
-        if token and (words[TOKEN] != token or words[row + VOID] >> sequence % VOIDABLE & 1):
+        is_void = words[row + board.VOID] >> sequence % board.VOIDABLE & 1
+        if token and (words[board.TOKEN] != token or is_void):
             return False
         self.began = now = _clock()
         if self._has_board:
-            words[row + STAGE] = Stage.FETCHING
-            words[row + NUMBER] = number
-            words[row + POSITION] = -1
-            words[row + SINCE] = now
+            words[row + board.STAGE] = Stage.FETCHING
+            words[row + board.NUMBER] = number
+            words[row + board.POSITION] = -1
+            words[row + board.SINCE] = now
         if nbytes:
-            words[row + OFFSET], words[row + NBYTES] = offset, nbytes
-            words[row + INDICES] = number
+            words[row + board.OFFSET], words[row + board.NBYTES] = offset, nbytes
+            words[row + board.INDICES] = number
         self.fetched = self.collated = self.slowest = self.slowest_at = 0
         self.state = self.tokens = 0
         self._place, self.samples = -1, None
@@ -129,8 +114,8 @@ class Progress:
             self.slowest, self.slowest_at = now - self._last, self._place
         if self._has_board:
             words, row = self._words, self._row
-            words[row + STAGE] = Stage.COLLATING
-            words[row + SINCE] = now
+            words[row + board.STAGE] = Stage.COLLATING
+            words[row + board.SINCE] = now
             is_quick = samples >= _MANY and now - self.began < _QUICK * samples
             self.is_quick = is_quick and not self.each
         self._place, self.samples = -1, None
@@ -138,16 +123,16 @@ class Progress:
     def encoding(self) -> None:
         """Note that the batch is collated."""
         words, row = self._words, self._row
-        words[row + STAGE] = Stage.ENCODING
-        words[row + SINCE] = self.collated = _clock()
+        words[row + board.STAGE] = Stage.ENCODING
+        words[row + board.SINCE] = self.collated = _clock()
 
     def idle(self, made: bool = False) -> int:
         """Note that nothing is to be done, and count a task that is done; returns "now"."""
         words, row = self._words, self._row
-        words[row + STAGE] = Stage.IDLE
-        words[row + NUMBER] = -1
-        words[row + SINCE] = now = _clock()
-        words[row + NUM_DONE] += made
+        words[row + board.STAGE] = Stage.IDLE
+        words[row + board.NUMBER] = -1
+        words[row + board.SINCE] = now = _clock()
+        words[row + board.NUM_DONE] += made
         return now
 
     def stages(
@@ -180,9 +165,9 @@ class Progress:
             Cancelled: The board shows another token.
         """
         words, row, now = self._words, self._row, _clock()
-        words[row + POSITION] = place
-        words[row + SINCE] = now
-        if words[TOKEN] != self.token:
+        words[row + board.POSITION] = place
+        words[row + board.SINCE] = now
+        if words[board.TOKEN] != self.token:
             raise Cancelled
         if self._place >= 0 and now - self._last > self.slowest:
             self.slowest, self.slowest_at = now - self._last, self._place
@@ -207,7 +192,7 @@ class Progress:
 
     def beat(self) -> None:
         """Note that the loader's own work makes progress, before a sample or after it."""
-        self._words[self._row + SINCE] = _clock()
+        self._words[self._row + board.SINCE] = _clock()
 
 
 PAUSE: Final = 30_000_000

@@ -90,7 +90,7 @@ class ReadPool:
 
     def read(
         self, read: Read, items: Sequence[object], places: Sequence[int], progress: Progress
-    ) -> list[object]:
+    ) -> list[Any]:
         """Return ``[read(item, sample) for …]``, each called in a thread.
 
         A `Sample` is that at one of these places of the batch.
