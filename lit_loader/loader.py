@@ -16,7 +16,6 @@ for good. So nothing is set on a loader after its construction but what a rebuil
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import multiprocessing
 import os
@@ -25,7 +24,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -111,7 +109,7 @@ def _from(module: str, name: str = "", given: Callable[..., Any] | None = None) 
             if arguments is None:
                 return None
         found = lit_loader._load(f"lit_loader.{module}")
-        return attrgetter(name)(found)(*arguments) if name else found
+        return getattr(found, name)(*arguments) if name else found
 
     return seam
 
@@ -157,7 +155,7 @@ class _AddOns(Seams):
     explain = _from("diagnostics.death_messages", "explain")
     fewer_workers = _from("diagnostics.death_messages", "fewer_workers")
     device_copy = _from("accelerator.device_copy", "DeviceCopy", lambda c: c.loader._copies_to)
-    pin_memory = _from("accelerator.pin_memory", "Pinning.of", _of_pinning)
+    pin_memory = _from("accelerator.pin_memory", "pinning_of", _of_pinning)
     auto = _from("profiling.auto_workers", "AutoWorkers", lambda _: ())
     remote_workers = _from("remote.starter", "RemoteWorkers", _of_remote)
     sample_errors = _from("data.sample_errors", "SampleErrorLog", _of_bad_samples)
@@ -480,7 +478,7 @@ class DataLoader(_TorchLoader[T_co]):
         if config.batch_sampler is not None and uncertain:
             from lit_loader.lightning.noted_batches import unnoted
 
-            config = dataclasses.replace(config, batch_sampler=unnoted(config.batch_sampler))
+            config = config.merged(batch_sampler=unnoted(config.batch_sampler))
         # An object of its own: samplers hold the seeds, and would hold the loader in a cycle.
         seams = _AddOns()
         name_in_job = functools.partial(seams.name_in_job, type(dataset).__name__)
@@ -509,8 +507,7 @@ class DataLoader(_TorchLoader[T_co]):
             for name, value in shown.items():
                 setattr(self, name, value)
         self._core = LoaderCore(self, seeds, replica, config.num_shards, seams)
-        if config.num_workers == "auto":
-            self._core.set_auto(True)
+        self._core.set_auto(config.num_workers == "auto")
         self.__initialized = True
         self.check_worker_number_rationality()
 
@@ -518,13 +515,12 @@ class DataLoader(_TorchLoader[T_co]):
         if "_core" not in self.__dict__:  # the constructor
             object.__setattr__(self, name, value)
             return
-        is_fixed = name in FIXED or (name in AT_FIRST and type(self) is DataLoader)
-        if self.__initialized and is_fixed:
-            raise OptionError(
-                f"{name} cannot be changed once the loader is built, "
-                f"got {name}={short_repr(value)}: make a new loader"
-            )
-        if self.__initialized and name != "multiprocessing_context":  # whose property checks it
+        if self.__initialized:
+            if name in FIXED or (name in AT_FIRST and type(self) is DataLoader):
+                raise OptionError(
+                    f"{name} cannot be changed once the loader is built, "
+                    f"got {name}={short_repr(value)}: make a new loader"
+                )
             value = check_option(name, value)
         super().__setattr__(name, value)
         if name in DEFAULTS:

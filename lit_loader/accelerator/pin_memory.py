@@ -60,21 +60,6 @@ class Pinning:
     def __init__(self, device: int) -> None:
         self._device = device
 
-    @classmethod
-    def of(cls, device: str, warn: Callable[[str], object]) -> Pinning | None:
-        """Choose the accelerator; None, with a warning, if there is none."""
-        index = find_accelerator(device)
-        if index is None:
-            if _TOLD:  # once in a process, whatever the number of its loaders
-                return None
-            _TOLD.append(device)
-            warn(
-                "pin_memory=True has no effect: there is no accelerator to pin memory for; set it "
-                "to False on this machine"
-            )
-            return None
-        return cls(index)
-
     def __call__(self, batch: Any) -> Any:
         """Pin a batch."""
         return pin_batch(batch)
@@ -84,6 +69,20 @@ class Pinning:
     ) -> PinMemoryThread[T]:
         """Begin to take from a source and to pin."""
         return PinMemoryThread(source, pinned, self._device)
+
+
+def pinning_of(device: str, warn: Callable[[str], object]) -> Pinning | None:
+    """Choose the accelerator; None, with a warning, if there is none."""
+    index = find_accelerator(device)
+    if index is not None:
+        return Pinning(index)
+    if not _TOLD:  # once in a process, whatever the number of its loaders
+        _TOLD.append(device)
+        warn(
+            "pin_memory=True has no effect: there is no accelerator to pin memory for; set it "
+            "to False on this machine"
+        )
+    return None
 
 
 def pin_batch(batch: Any) -> Any:

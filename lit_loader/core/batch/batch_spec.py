@@ -131,13 +131,7 @@ class BatchSpec:
 
     def table(self) -> Any:
         """Return the table that batches can be taken from at once; None: samples are read."""
-        if (
-            self.table_of is not None
-            and self.default_collation
-            and self.batched
-            and self.tolerance is None
-            and self.reseed_fn is None
-        ):
+        if self.table_of is not None and self.default_collation and self.batched:
             return self.table_of(self.dataset)
         return None
 

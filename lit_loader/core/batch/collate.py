@@ -85,9 +85,7 @@ def collate_privately() -> None:
         table[torch.Tensor] = _stack_privately
 
 
-def _stack_privately(
-    samples: Sequence[torch.Tensor], *, collate_fn_map: object = None
-) -> torch.Tensor:
+def _stack_privately(samples: Sequence[torch.Tensor], **_: object) -> torch.Tensor:
     return _collate_tensors(samples, None)
 
 
