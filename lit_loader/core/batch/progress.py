@@ -90,9 +90,10 @@ class Progress:
         until the batch takes their place.
         """
         words, row = self._words, self._row
-        is_void = words[row + board.VOID] >> sequence % board.VOIDABLE & 1
-        if token and (words[board.TOKEN] != token or is_void):
-            return False
+        if token:
+            is_void = words[row + board.VOID] >> sequence % board.VOIDABLE & 1
+            if words[board.TOKEN] != token or is_void:
+                return False
         self.began = now = _clock()
         if self._has_board:
             words[row + board.STAGE] = Stage.FETCHING
