@@ -223,12 +223,13 @@ class Reader(BatchBuilder):
         self._seed_beginning(_ITER)
         self._at_start, self._state_here = at_start, state or {}
         self._stream = open_stream(spec.dataset, "dataset", state)
-        self._iterator = self._stream.iterator
+        iterator = self._stream.iterator
         if (attempts := self._attempts) is not None:
-            self._good = self._iterator = attempts.tolerance.stream(attempts, self._iterator)
+            self._good = iterator = attempts.tolerance.stream(attempts, iterator)
+        self._iterator = iterator
         # Its __iter__ is not called again: that of a stream which is its own iterator starts over.
-        is_generator = type(self._iterator) is GeneratorType
-        self._quickly = self._iterator if is_generator else map(next, repeat(self._iterator))
+        is_generator = type(iterator) is GeneratorType
+        self._quickly = iterator if is_generator else map(next, repeat(iterator))
         if self.held.tapes:  # iter() or load_state_dict() may have put others in their place
             self._follow_held()
 
