@@ -75,7 +75,7 @@ class Pinning:
             return None
         return cls(index)
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: object) -> object:
         """Pin a batch."""
         return pin_batch(batch)
 
@@ -86,7 +86,7 @@ class Pinning:
         return PinMemoryThread(source, pinned, self._device)
 
 
-def pin_batch(batch: Any) -> Any:
+def pin_batch(batch: object) -> object:
     """Pin all tensors of a batch, keeping the type of everything that holds them.
 
     Tensors are pinned wherever they lie in mappings, sequences, namedtuples and dataclasses; an
