@@ -771,8 +771,8 @@ class DataLoader(_TorchLoader[T_co]):
         It makes and begins the iterator that the next ``iter(loader)`` returns; no batch differs
         for it. Call it after `load_state_dict` and `set_epoch`: if you change a position, epoch or
         option afterwards, the workers are started again. Without workers, or while an iterator of
-        this loader has some, nothing is done. If you never iterate the loader, `close` and the
-        loader's own end stop the workers.
+        this loader has some or has not begun, nothing is done. If you never iterate the loader,
+        `close` and the loader's own end stop the workers.
 
         Raises:
             LoaderError: No worker can be started, or there is no memory.

@@ -534,6 +534,15 @@ def test_what_is_changed_after_start_counts(make: Any) -> None:
     assert content(loader) == content(expected)
 
 
+def test_an_iterator_made_before_start_has_the_pass_that_comes_next(make: Any) -> None:
+    whole = make(seed=1)
+    expected = [content(whole), content(whole)]
+    loader = make(seed=1)
+    iterator = iter(loader)
+    loader.start()
+    assert [content(iterator), content(loader)] == expected
+
+
 def test_what_persistent_workers_begin_early_is_not_read_twice(
     make: Any, how: dict[str, Any], tmp_path: Path
 ) -> None:

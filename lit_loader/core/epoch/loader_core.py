@@ -291,7 +291,8 @@ class LoaderCore:
         """Make and begin the iterator that the next ``iter(loader)`` returns."""
         loader = self.loader
         with self.lock:
-            busy = any(run.workers for run in self.keeper.alive())
+            # One that was made and has not begun has the next pass.
+            busy = any(run.workers or run.made is None for run in self.keeper.alive())
             if self._started or busy or not (loader.num_workers or self.remote_workers):
                 return
             before, made = self.passes.of_copy(self.seeds), self.iterator()
