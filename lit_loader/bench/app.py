@@ -14,7 +14,6 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import hydra
 from omegaconf import DictConfig
@@ -42,7 +41,7 @@ def main(cfg: DictConfig) -> None:
         raise SystemExit(code)
 
 
-def run(cfg: Any, directory: Path) -> int:
+def run(cfg: DictConfig, directory: Path) -> int:
     """Measure, print and write; returns the exit code. OptionError: something is refused."""
     options = _options(cfg)
     node = {"_target_": cfg.dataset} if isinstance(cfg.dataset, str) else cfg.dataset
@@ -83,7 +82,7 @@ def run(cfg: Any, directory: Path) -> int:
     return code
 
 
-def _options(cfg: Any) -> SimpleNamespace:
+def _options(cfg: DictConfig) -> SimpleNamespace:
     """Check the options of the measurement."""
     found = SimpleNamespace(rounds=positive("rounds", cfg.rounds), step_ms=cfg.step_ms)
     for name, low in (("num_workers", 0), ("prefetch_factor", 1)):

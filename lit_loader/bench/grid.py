@@ -12,7 +12,7 @@ import inspect
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -131,7 +131,7 @@ class Grid:
     def _open(self, setting: Setting) -> Any:
         """Open a loader in a setting; torch's with those of the options that it has."""
         workers = setting.num_workers
-        changed: dict[str, Any] = {
+        changed: dict[str, object] = {
             "num_workers": workers,
             "prefetch_factor": setting.prefetch_factor or None,
             "persistent_workers": bool(workers),
@@ -166,14 +166,14 @@ class Grid:
                 self.warned.setdefault(text.rpartition(" [")[2], text[len(PREFIX) :])
 
 
-def _verdict(loader: Any) -> str:
+def _verdict(loader: DataLoader[object]) -> str:
     """The verdict on what followed the start of the workers."""
     seen = loader.statistics().evidence
     seconds, waited = seen.seconds - seen.startup, seen.waited - seen.startup
     return verdict(replace(seen, seconds=seconds, waited=waited, starts=0, startup=0.0))
 
 
-def _endless(loader: Any) -> Iterator[Any]:
+def _endless(loader: Iterable[object]) -> Iterator[object]:
     while True:
         empty = True
         for batch in loader:
@@ -183,7 +183,7 @@ def _endless(loader: Any) -> Iterator[Any]:
             raise OptionError("it yields no batch")
 
 
-def _clocked(batches: Iterator[Any], seconds: float, step: float = 0) -> tuple[int, float]:
+def _clocked(batches: Iterator[object], seconds: float, step: float = 0) -> tuple[int, float]:
     """Load for this long, with a step that sleeps after each batch; returns batches and seconds."""
     count, began = 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < seconds or not count:

@@ -17,7 +17,7 @@ import inspect
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -76,12 +76,12 @@ class Attempts:
 
     def read(
         self,
-        read: Callable[[Any], Any],
-        index: Any,
+        read: Callable[..., object],
+        index: object,
         position: int,
         progress: Progress,
         several: bool = False,
-    ) -> Any:
+    ) -> object:
         """Return ``read(index)``; if that is a bad sample, write it down and return `_BAD`.
 
         ``several``: samples at once, of which not all need be bad, and so none is written down.
@@ -176,16 +176,16 @@ class TolerantMapFetcher(MapFetcher):
                 return OMITTED
         return samples if self._batched else samples[0]
 
-    def _read(self, index: Any, progress: Any) -> Any:
+    def _read(self, index: object, progress: Any) -> object:
         """Read a sample of the batch, unless the batch is lost anyway."""
         if self._attempts.are_too_many:
             return _BAD
         return self._attempts.read(self._alone, index, progress.place, progress)
 
-    def _replace(self, samples: list[Any], batch: Any, progress: Progress) -> None:
+    def _replace(self, samples: list[object], batch: Sequence[object], progress: Progress) -> None:
         """Replace the bad samples, until one cannot be."""
         attempts, errors = self._attempts, self._attempts.errors
-        others: Sequence[Any] = range(len(self._dataset))
+        others: Sequence[object] = range(len(self._dataset))
         if not self._from_all:
             others = [batch[place] for place, sample in enumerate(samples) if sample is not _BAD]
         for number, error in enumerate(errors if others else ()):
@@ -216,7 +216,7 @@ class GoodSamples:
     not the data's, and the exception is raised instead.
     """
 
-    def __init__(self, attempts: Attempts, source: Any) -> None:
+    def __init__(self, attempts: Attempts, source: Iterator[object]) -> None:
         self._attempts, self._source = attempts, source
         self._progress = Progress()
         self._position = 0
@@ -232,7 +232,7 @@ class GoodSamples:
         """Whether there is something to report of this batch."""
         return bool(self._attempts.errors or self._attempts.retries)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         try:
             for _ in range(MAX_IN_A_ROW):
                 sample = self._attempts.read(self._ask, None, self._position, self._progress)
@@ -257,7 +257,7 @@ class GoodSamples:
         annotate(self._error, note)
         return self._error
 
-    def _ask(self, _: None) -> Any:
+    def _ask(self, _: None) -> object:
         try:
             return next(self._source, _REACHED)
         except Exception as error:

@@ -13,8 +13,8 @@ closest, until no exchange helps. Both are done for many runs at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,7 @@ class BalancedBatchSampler(ByLength):
     @known_keywords
     def __init__(
         self,
-        lengths: Any,
+        lengths: object,
         batch_size: int,
         group: int | None = None,
         *,
@@ -132,7 +132,7 @@ class BalancedBatchSampler(ByLength):
         run, whole = group * size, length // (group * size)
         at_once = max(1, _AT_ONCE // run)
         order = self.shuffled(epoch, length) if self.shuffle else None
-        dealt: tuple[int, Any] = -1, ()
+        dealt: tuple[int, Sequence[Indices]] = -1, ()
 
         def batch(number: int) -> Indices:
             nonlocal dealt
@@ -149,8 +149,7 @@ class BalancedBatchSampler(ByLength):
                     places = np.arange(whole * run, length, dtype=np.int64)
                     batches += self._spread(places if order is None else order.at(places))
                 dealt = part, batches
-            chosen: Indices = batches[place]
-            return chosen
+            return batches[place]
 
         return batch
 
@@ -173,7 +172,7 @@ class BalancedBatchSampler(ByLength):
         return not items % group and not items % self.group
 
 
-def deal(costs: npt.NDArray[Any], batches: int, exchange: bool = True) -> Indices:
+def deal(costs: Costs, batches: int, exchange: bool = True) -> Indices:
     """Deal samples to batches of equal size so that the batches cost the same.
 
     Args:

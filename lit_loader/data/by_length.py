@@ -62,7 +62,7 @@ class ByLength(EpochOrder, Sampler[list[int]]):
 
     def __init__(
         self,
-        lengths: Any,
+        lengths: object,
         lengths_from: str,
         *,
         group: int | None,
@@ -78,7 +78,7 @@ class ByLength(EpochOrder, Sampler[list[int]]):
         self.seed = whole_number("seed", seed, low=0)
 
     @property
-    def data_source(self) -> Any:
+    def data_source(self) -> ByLength:
         """What is ordered: batches."""
         return self
 
@@ -113,7 +113,7 @@ class ByLength(EpochOrder, Sampler[list[int]]):
             batch = kept[epoch] = self.batches(epoch)
         return lambda numbers: [batch(number) for number in numbers.tolist()]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "_epochs"}
 
     def __iter__(self) -> Iterator[Any]:
@@ -141,11 +141,11 @@ class ByLength(EpochOrder, Sampler[list[int]]):
     def _summary(self) -> str:
         return summarise(self.lengths)  # once: there may be millions of them
 
-    def order_state(self) -> dict[str, Any]:
+    def order_state(self) -> dict[str, object]:
         """Return what a state has of the order: the group, and the number of batches."""
         return {"group": self.group, "batches": len(self)}
 
-    def place_in(self, state: Any, epoch: int, items: int) -> int:
+    def place_in(self, state: object, epoch: int, items: int) -> int:
         """Find the place of a state, which may be of another group where that moves no batch."""
         theirs = state if isinstance(state, dict) else {}
         group, batches = theirs.get("group"), theirs.get("batches")
@@ -176,7 +176,7 @@ class ByTokens(ByLength):
 
     def __init__(
         self,
-        lengths: Any,
+        lengths: object,
         lengths_from: str,
         max_tokens: int,
         *,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ def pack(index: int, sample: object) -> Bytes:
         return packed
 
 
-def unpack(index: int, entry: Bytes) -> Any:
+def unpack(index: int, entry: Bytes) -> object:
     """Make a sample of its entry, which nobody else has: tensors and arrays look into it.
 
     `MISSING` if this is not its entry, or what it holds cannot be rebuilt in this process.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +25,7 @@ def places_compared(length: int) -> list[int]:
     return sorted({0, length // 2, length - 1}) if length else []
 
 
-def sample_digest(sample: Any) -> int:
+def sample_digest(sample: object) -> int:
     """Return 64 bits that are the same for equal samples in every process.
 
     What is neither a number, text, tensor, array or container of such counts by its attributes.
@@ -35,7 +35,7 @@ def sample_digest(sample: Any) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _add(value: Any, digest: Any, depth: int) -> None:
+def _add(value: object, digest: Any, depth: int) -> None:
     digest.update(type(value).__qualname__.encode())
     if value is None or isinstance(value, (int, float, complex, bytes)):
         digest.update(repr(value).encode())
@@ -50,7 +50,7 @@ def _add(value: Any, digest: Any, depth: int) -> None:
         digest.update(f"{value.dtype}{value.shape}".encode())
         digest.update(value.tobytes())
     elif depth:
-        parts: Any = getattr(value, "__dict__", {})
+        parts: Iterable[object] = getattr(value, "__dict__", {})
         if isinstance(value, Mapping):
             parts = [part for pair in value.items() for part in pair]
         elif isinstance(value, (set, frozenset)):  # whose order differs from process to process

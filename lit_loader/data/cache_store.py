@@ -20,7 +20,7 @@ import errno
 import logging
 import mmap
 import os
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -121,7 +121,7 @@ class SharedStore:
         self._index = words[_INDEX // _WORD :][: self.length]
         self._looked = 0
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return object.__new__, (SharedStore,), (self._file, self.length, self.limit)
 
     def __setstate__(self, state: tuple[HeldFile, int, int]) -> None:
@@ -130,7 +130,7 @@ class SharedStore:
 
     # --- entries ---
 
-    def get(self, index: int) -> Any:
+    def get(self, index: int) -> object:
         """Return the sample of this index, `MISSING` if it is not there."""
         word = self._index[index]
         if not word:

@@ -31,10 +31,10 @@ __all__ = ["CachedDataset", "MappedDataset", "figures_of"]
 _T = TypeVar("_T")
 T_co = TypeVar("T_co", covariant=True)
 
-_Read = Callable[[Sequence[Any]], Sequence[Any]]
+_Read = Callable[[Sequence[object]], Sequence[Any]]
 """What makes samples of their indices."""
 
-_watching: weakref.WeakKeyDictionary[Any, Draws] = weakref.WeakKeyDictionary()
+_watching: weakref.WeakKeyDictionary[object, Draws] = weakref.WeakKeyDictionary()
 """Not attributes of caches: what looks for a dataset's generators would look through them, too."""
 
 
@@ -156,9 +156,9 @@ class CachedDataset(Dataset[T_co]):
                 self._store.count(MADE)
                 self._keep(place, sample)
 
-    def _compared(self, length: int) -> dict[int, Any]:
+    def _compared(self, length: int) -> dict[int, T_co]:
         """Make the samples that tell caches apart, those that can be read."""
-        made: dict[int, Any] = {}
+        made: dict[int, T_co] = {}
         for place in places_compared(length):
             try:
                 [made[place]] = self._made([place], self._one_by_one)
@@ -174,8 +174,7 @@ class CachedDataset(Dataset[T_co]):
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> T_co:
-        sample: T_co = self._samples(self._one_by_one, [index])[0]
-        return sample
+        return self._samples(self._one_by_one, [index])[0]
 
     @property
     def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]] | None:
@@ -183,13 +182,13 @@ class CachedDataset(Dataset[T_co]):
         many = getattr(self.dataset, "__getitems__", None)
         return functools.partial(self._samples, many) if many else None
 
-    def _one_by_one(self, indices: Sequence[Any]) -> list[Any]:
+    def _one_by_one(self, indices: Sequence[object]) -> list[T_co]:
         return [self.dataset[index] for index in indices]
 
-    def _samples(self, read: _Read, indices: Sequence[Any]) -> list[Any]:
+    def _samples(self, read: _Read, indices: Sequence[object]) -> list[T_co]:
         """Return samples; those that are not kept are made by ``read``, and kept."""
         numbers = [*map(self._number, indices)]
-        samples = [MISSING if number < 0 else self._held(number) for number in numbers]
+        samples: list[Any] = [MISSING if number < 0 else self._held(number) for number in numbers]
         absent = [place for place, sample in enumerate(samples) if sample is MISSING]
         if not absent:
             return samples
@@ -227,7 +226,7 @@ class CachedDataset(Dataset[T_co]):
             store.count(HITS)
         return sample
 
-    def _made(self, asked: Sequence[Any], read: _Read) -> list[Any]:
+    def _made(self, asked: Sequence[object], read: _Read) -> list[T_co]:
         """Make samples, and see that they depend neither on random numbers nor on the epoch."""
         draws = _watching.get(self)
         if draws is None:
@@ -250,7 +249,7 @@ class CachedDataset(Dataset[T_co]):
         """The folder, if it still takes samples."""
         return None if self._store.noted(NOT_ON_DISK) else self._folder
 
-    def _keep(self, number: int, sample: Any) -> None:
+    def _keep(self, number: int, sample: object) -> None:
         store, folder = self._store, self._disk
         if number in store:  # by another worker, meanwhile; or it cannot be read here
             return
@@ -308,19 +307,19 @@ class CachedDataset(Dataset[T_co]):
         other.__dict__.update(self.__dict__)
         return other
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = {**self.__dict__}
         if get_spawning_popen() is None:
             del state["_store"], state["_folder"]
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         if "_store" not in state:
             self._open()
 
 
-def _check_is_fixed(dataset: Any) -> None:
+def _check_is_fixed(dataset: object) -> None:
     kind = type(dataset)
     indexed = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
     told = ", which has set_epoch" if callable(getattr(dataset, "set_epoch", None)) else ""
@@ -331,7 +330,7 @@ def _check_is_fixed(dataset: Any) -> None:
         )
 
 
-def figures_of(dataset: Any) -> dict[str, Any]:
+def figures_of(dataset: object) -> dict[str, int]:
     """Add up the figures of the caches in a dataset, by their names in `LoaderStatistics`."""
     inner = wrapped(dataset, "__getitem__")
     found = [each.figures() for each in inner if isinstance(each, CachedDataset)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from lit_loader.core.seeding.held_generators import GLOBAL_GENERATORS, find_generators, tape
 from lit_loader.core.seeding.seeds import canonical_pickle
@@ -22,7 +22,7 @@ class Draws:
 
     def __init__(self, root: object) -> None:
         self._root, self._looks = root, 0
-        self._read: dict[str, Callable[[], Any]] = {}
+        self._read: dict[str, Callable[[], object]] = {}
 
     def look(self) -> dict[str, bytes]:
         """Return where the generators are, for `drawn`."""

@@ -109,14 +109,14 @@ class MixtureDataset(Dataset[Any]):
         known = (getattr(dataset, "__getitems__", None) for dataset in self.datasets)
         return self._getitems if any(known) else None
 
-    def _getitems(self, indices: Sequence[int]) -> list[Any]:
+    def _getitems(self, indices: Sequence[int]) -> list[object]:
         places: dict[int, list[tuple[int, int]]] = {}
         for place, index in enumerate(indices):
             source, within = self.locate(index)
             places.setdefault(source, []).append((place, within))
-        samples: list[Any] = [None] * len(indices)
+        samples: list[object] = [None] * len(indices)
         for source, members in places.items():
-            dataset: Any = self.datasets[source]
+            dataset = self.datasets[source]
             wanted = [within for _, within in members]
             many = getattr(dataset, "__getitems__", None)
             read = many(wanted) if many else [dataset[within] for within in wanted]
@@ -154,7 +154,7 @@ def _length(name: str, dataset: Any) -> int:
     return len(dataset)
 
 
-def announce_epoch(datasets: Iterable[Any], epoch: int) -> None:
+def announce_epoch(datasets: Iterable[object], epoch: int) -> None:
     """Call ``set_epoch`` of those sources that have one."""
     for dataset in datasets:
         if callable(set_epoch := getattr(dataset, "set_epoch", None)):
@@ -230,11 +230,11 @@ class MixtureSampler(EpochOrder, Sampler[int]):
             "shares": self._timeline.to_state()[0][1],
         }
 
-    def order_state(self) -> dict[str, Any]:
+    def order_state(self) -> dict[str, object]:
         """Return by which weights sources are drawn from."""
         return {"weights": self._timeline.to_state()}
 
-    def place_in(self, state: Any, epoch: int, items: int) -> int:
+    def place_in(self, state: object, epoch: int, items: int) -> int:
         """Check that the draws up to a state were made by the weights that this mixture has."""
         weights = state.get("weights") if isinstance(state, Mapping) else None
         self._timeline.check(weights, self._first_draw(epoch) + items)

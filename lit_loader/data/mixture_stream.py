@@ -145,7 +145,7 @@ class MixtureStream(IterableDataset[Any]):
         }
 
 
-def _check_distinct(names: Sequence[str], datasets: Sequence[Any]) -> None:
+def _check_distinct(names: Sequence[str], datasets: Sequence[object]) -> None:
     """Refuse an object that is two sources and has a state: it can be in one place only."""
     first: dict[int, str] = {}
     for name, dataset in zip(names, datasets, strict=True):
@@ -157,7 +157,7 @@ def _check_distinct(names: Sequence[str], datasets: Sequence[Any]) -> None:
             )
 
 
-class _Mixing(Iterator[Any]):
+class _Mixing(Iterator[object]):
     def __init__(self, stream: MixtureStream) -> None:
         # Not get_shard(): that would count as if the sources had asked for their shares.
         index, count = share()
@@ -173,7 +173,7 @@ class _Mixing(Iterator[Any]):
         self._draws, self._given, self._ended = 0, 0, False
         self._sources = [*map(_Source, stream.names, stream.datasets, range(len(stream.names)))]
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         while not self._ended and self._given < self._left:
             source = self._next_source()
             if source.ended:
@@ -248,7 +248,7 @@ class _Mixing(Iterator[Any]):
         """Whether a source has been begun that has no state."""
         return any(source.must_be_read_again for source in self._sources)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the draws, the weights that they were made by, and the state of each source."""
         return {
             "draws": self._draws,
@@ -258,7 +258,7 @@ class _Mixing(Iterator[Any]):
             "sources": {source.name: source.state() for source in self._sources},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue where a state was taken; a StateError if it is something else."""
         self._draws, self._given, self._ended, sources = _checked(state)
         self._timeline.check(state.get("weights"), self._draws)
@@ -269,7 +269,7 @@ class _Mixing(Iterator[Any]):
         self._ended = self._ended or self._all_ended()
 
 
-def _count_tokens(tokens: str | Callable[[Any], int], sample: Any) -> int:
+def _count_tokens(tokens: str | Callable[..., int], sample: object) -> int:
     """Count a sample's tokens."""
     if not isinstance(tokens, str):
         found = tokens(sample)
@@ -294,14 +294,15 @@ _KEY, _ROLE = "dataset", "source"
 class _Source:
     """One source of a stream: its iterator, opened at its first sample, and where that is."""
 
-    def __init__(self, name: str, dataset: Any, number: int) -> None:
+    def __init__(self, name: str, dataset: object, number: int) -> None:
         self.name, self.number, self._dataset = name, number, dataset
         self._opened: OpenStream | None = None
-        self._loaded: Any = None  # its state, until it has yielded a sample from there
+        # Its state, until it has yielded a sample from there.
+        self._loaded: Mapping[str, object] | None = None
         self.taken, self.ended = 0, False
         self.tokens = 0  # since weights have changed, where they count tokens
 
-    def next(self) -> Any:
+    def next(self) -> object:
         """Return the next sample; StopIteration at the end."""
         if self._opened is None:
             # In whichever batch it begins: generators are as before the epoch's first sample.
@@ -321,7 +322,7 @@ class _Source:
             return False
         return not self._opened.stateful
 
-    def state(self) -> list[Any]:
+    def state(self) -> list[object]:
         """Return samples taken, whether none is left, tokens, and the source's own state."""
         own = self._loaded
         if own is None and self._opened is not None and not self.ended:
@@ -348,7 +349,7 @@ def _checked(state: Any) -> tuple[int, int, bool, dict[str, list[Any]]]:
     draws, given, ended = (state.get(name) for name in ("draws", "given", "ended"))
     if not (is_count(draws) and is_count(given) and given <= draws and type(ended) is bool):
         raise damaged("draws, given and ended must be two numbers and a bool", [draws, given])
-    sources: Any = state.get("sources")
+    sources = state.get("sources")
     if not isinstance(sources, Mapping):
         raise damaged("sources must be a dict", sources)
     parts = {}

@@ -110,7 +110,7 @@ class PackedStream(IterableDataset[dict[str, Tensor]]):
 class _Piece(NamedTuple):
     """A part of a document that is in the sequence that comes next."""
 
-    before: Any  # where the documents were before they gave it
+    before: Mapping[str, object] | None  # where the documents were before they gave it
     start: int  # of the part, in the document
     parts: dict[str, Tensor]
 
@@ -119,7 +119,7 @@ class _Packer(Iterator[dict[str, Tensor]]):
     def __init__(self, stream: PackedStream) -> None:
         self._stream = stream
         self._opened: OpenStream | None = None
-        self._loaded: Any = None
+        self._loaded: Mapping[str, object] | None = None
         self._pieces: list[_Piece] = []
         self._skipped = 0  # tokens of the document that comes next, yielded already
         self._read = 0  # documents
@@ -177,7 +177,7 @@ class _Packer(Iterator[dict[str, Tensor]]):
         """Whether the documents have been begun and have no state."""
         return self._opened is not None and not self._opened.stateful
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the place: of the documents, and in that in which the next sequence begins."""
         if self._pieces:
             documents, offset = self._pieces[0].before, self._pieces[0].start
@@ -203,7 +203,7 @@ def _cut(piece: _Piece, start: int, stop: int) -> _Piece:
     return piece._replace(start=piece.start + start, parts=parts)
 
 
-def _entries(document: Any, number: int) -> dict[str, Tensor]:
+def _entries(document: object, number: int) -> dict[str, Tensor]:
     """Return a document's entries as tensors; ValueError: there are none, or lengths differ."""
     # Of a reader; one that was resumed does not know how many there were before.
     which = f"document {number} (counted from 0, since this reader began or was resumed)"
@@ -219,7 +219,7 @@ def _entries(document: Any, number: int) -> dict[str, Tensor]:
     return entries
 
 
-def _tensor(entry: Any, which: str) -> Tensor:
+def _tensor(entry: object, which: str) -> Tensor:
     try:
         return torch.as_tensor(
             np.frombuffer(entry, np.uint8).copy() if isinstance(entry, bytes) else entry

@@ -84,7 +84,7 @@ class PackingBatchSampler(ByTokens):
     @known_keywords
     def __init__(
         self,
-        lengths: Any,
+        lengths: object,
         max_tokens: int,
         *,
         lengths_from: str = "lengths",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,7 +137,7 @@ class PadCollate:
             return default_collate(samples)
         return self._pad(samples, value, place or "samples")
 
-    def _pad(self, samples: Sequence[Any], value: float, place: str) -> Any:
+    def _pad(self, samples: Sequence[object], value: float, place: str) -> object:
         tensors = [torch.as_tensor(sample) for sample in samples]
         tail = tensors[0].shape[1:]
         if any(tensor.ndim == 0 or tensor.shape[1:] != tail for tensor in tensors):
@@ -151,7 +151,7 @@ class PadCollate:
         _check_fits(value, dtype, place)
         return self._join([tensor.to(dtype) for tensor in tensors], value, place)
 
-    def _join(self, tensors: list[Tensor], value: float, place: str) -> Any:
+    def _join(self, tensors: list[Tensor], value: float, place: str) -> object:
         lengths = [len(tensor) for tensor in tensors]
         longest = -(-max(lengths) // self.pad_to_multiple_of) * self.pad_to_multiple_of
         values = tensors[0].new_full((len(tensors), longest, *tensors[0].shape[1:]), value)
@@ -160,7 +160,7 @@ class PadCollate:
         return Padded(values, torch.tensor(lengths))
 
 
-def _has_length(entry: Any) -> bool:
+def _has_length(entry: object) -> bool:
     """Whether an entry is a tensor, or an array that can become one, with a first dimension."""
     if isinstance(entry, np.ndarray):
         return entry.ndim > 0 and entry.dtype.kind in "biufc"
@@ -180,6 +180,6 @@ def _check_fits(value: float, dtype: torch.dtype, place: str) -> None:
         )
 
 
-def _few(items: Sequence[Any], of: Any) -> str:
+def _few(items: Sequence[object], of: Callable[..., object]) -> str:
     distinct = list(dict.fromkeys(map(of, items)))
     return ", ".join(map(str, distinct[:4])) + (", …" if len(distinct) > 4 else "")

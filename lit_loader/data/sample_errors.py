@@ -57,7 +57,7 @@ class SampleError:
     action: str = "skipped"
 
     @classmethod
-    def of(cls, error: Exception, index: Any, position: int, retries: int) -> SampleError:
+    def of(cls, error: Exception, index: object, position: int, retries: int) -> SampleError:
         """Write an exception down."""
         message = " ".join(message_of(error).split())
         frames = traceback.extract_tb(error.__traceback__)

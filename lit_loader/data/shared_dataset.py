@@ -19,11 +19,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from lit_loader.core.options.checks import filled_text, is_dataset, seconds, undeferred
 from lit_loader.core.system.shared_file import HeldFile
-from lit_loader.core.transport.dataset_pickle import Frozen, Policy, freeze, thaw
+from lit_loader.core.transport.dataset_pickle import Policy, freeze, thaw
 from lit_loader.data import memory_files
 from lit_loader.data.draws import Draws
 from lit_loader.data.memory import memory_left
@@ -31,6 +31,8 @@ from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
 
 __all__ = ["shared_dataset"]
+
+_T = TypeVar("_T")
 
 _LABEL: Final = "lit_loader dataset 2"
 """What files in memory and locks are called; its end is the version of the format."""
@@ -49,7 +51,7 @@ _log = logging.getLogger("lit_loader.node")
 
 
 @public
-def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0) -> Any:
+def shared_dataset(factory: Callable[[], _T], key: str, timeout: float = 1800.0) -> _T:
     """Build a dataset once for all processes of this user on this machine that ask for it.
 
     The first one calls ``factory``. It and all others, ranks or other runs, get an equal dataset
@@ -126,7 +128,7 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     return _mapped(fd, factory, key)
 
 
-def _pickled(factory: Callable[[], Any]) -> tuple[bytes, object]:
+def _pickled(factory: Callable[[], object]) -> tuple[bytes, object]:
     """Return what is the same in processes that mean the same dataset."""
     by_value = importlib.util.find_spec("cloudpickle") is not None
     policy = Policy(
@@ -150,7 +152,7 @@ def _apart(thing: object) -> object:
     return thing.func, [*map(_apart, thing.args)], keywords
 
 
-def _made(factory: Callable[[], Any], key: str) -> Any:
+def _made(factory: Callable[[], _T], key: str) -> _T:
     """Call the factory, and see that what it makes does not depend on who calls it."""
     draws = Draws(factory)
     before = draws.look()
@@ -172,9 +174,10 @@ def _say_alone(key: str, why: str) -> None:
     _log.warning("%r is built in each process for itself: %s", key, why)
 
 
-def _mapped(fd: int, factory: Callable[[], Any], key: str) -> Any:
+def _mapped(fd: int, factory: Callable[[], _T], key: str) -> _T:
     try:
-        return thaw(fd, held=True)
+        dataset: _T = thaw(fd, held=True)
+        return dataset
     except Exception as error:  # whatever unpickling raises: a class that is not found here, say
         _say_alone(key, f"another one's cannot be read here ({type(error).__name__}: {error})")
         return _made(factory, key)
@@ -182,11 +185,10 @@ def _mapped(fd: int, factory: Callable[[], Any], key: str) -> Any:
         os.close(fd)
 
 
-def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
+def _built(factory: Callable[[], _T], key: str, label: str) -> _T:
     """Build it, publish it, and map what was published, as all others do."""
-    dataset: Any = _made(factory, key)
-    frozen: Frozen | None = freeze(dataset, _PROCESSES, {"dataset": dataset})
-    assert frozen is not None
+    dataset = _made(factory, key)
+    frozen = freeze(dataset, _PROCESSES, {"dataset": dataset})
     nbytes, left = frozen.size, memory_left()
     if left is not None and left < nbytes + _SPARED:
         _say_alone(key, f"it needs {nbytes / 1e6:.0f} MB, and {left / 1e6:.0f} MB are left")
@@ -198,7 +200,7 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
         _say_alone(key, message_of(error))
         return dataset
     # From here on this process has it as all others have, and its own copy goes.
-    dataset = frozen = None
+    del dataset, frozen
     gc.collect()
     try:
         dataset = thaw(file.fd, held=True)

@@ -68,7 +68,7 @@ class SharedSequence(Sequence[T]):
         freeze(arrays, Policy("", "")).write(file.fd)
         self.__setstate__((file,))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         spawning = self._file is not None and get_spawning_popen() is not None
         state = (self._file,) if spawning else (self._data, self._ends)
         return object.__new__, (type(self),), state
@@ -125,5 +125,5 @@ class SharedSequence(Sequence[T]):
     def __copy__(self) -> SharedSequence[T]:
         return self  # nothing about it can be changed
 
-    def __deepcopy__(self, memo: Any) -> SharedSequence[T]:
+    def __deepcopy__(self, memo: object) -> SharedSequence[T]:
         return self

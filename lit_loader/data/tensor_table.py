@@ -40,7 +40,7 @@ class Table:
         self._tensors = tensors
 
     def batch(
-        self, indices: Sequence[int] | npt.NDArray[Any], empty: Empty | None = None
+        self, indices: Sequence[int] | npt.NDArray[np.generic], empty: Empty | None = None
     ) -> list[torch.Tensor]:
         """Return the batch of these samples, or raise that it cannot be taken in this way."""
         dataset = self._dataset
@@ -67,7 +67,7 @@ def _chosen(chosen: Any, places: Any) -> Any:
     return rows
 
 
-def _source(chosen: Any) -> Any:
+def _source(chosen: object) -> Any:
     """Return what rows are chosen from; None: no indices. Of a list only batches are read."""
     if type(chosen) is torch.Tensor and chosen.dtype is torch.int64 and _has_rows(chosen):
         chosen = chosen.numpy()
@@ -83,13 +83,13 @@ def _take(tensor: torch.Tensor, rows: torch.Tensor, empty: Empty | None) -> torc
     return torch.index_select(tensor, 0, rows, out=out)
 
 
-def table_of(dataset: Any) -> Table | None:
+def table_of(dataset: object) -> Table | None:
     """Find the table that a dataset is; None if it is none, or not surely.
 
     A table is a ``TensorDataset``, or a ``Subset`` (of a ``Subset`` …) of one, of these very
     classes: a subclass may do anything with its samples.
     """
-    subsets: list[Any] = []
+    subsets: list[object] = []
     bottom = dataset
     while type(bottom) is Subset and not any(bottom is subset for subset in subsets):
         subsets.append(bottom)
@@ -103,7 +103,7 @@ def table_of(dataset: Any) -> Table | None:
     return None if any(source is None for source in sources) else Table(dataset, tensors)
 
 
-def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...]:
+def _tensors_of(dataset: object) -> tuple[torch.Tensor, ...]:
     if type(dataset) is TensorDataset:
         tensors = dataset.tensors
         if tensors and type(tensors) is tuple and all(map(_has_rows, tensors)):

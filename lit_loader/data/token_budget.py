@@ -13,7 +13,6 @@ with samples of the next bucket, which are shorter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +80,7 @@ class TokenBudgetBatchSampler(ByTokens):
     @known_keywords
     def __init__(
         self,
-        lengths: Any,
+        lengths: object,
         max_tokens: int,
         *,
         lengths_from: str = "lengths",

@@ -33,7 +33,7 @@ __all__ = ["ALL_DRAWS", "Changes", "Schedule", "Timeline", "Weights", "named_cha
 
 Weights = Mapping[str, float] | Sequence[float]
 
-Changes = list[tuple[int, list[Any]]]
+Changes = list[tuple[int, Sequence[float]]]
 """From which draw on which weights count; the first is 0."""
 
 ALL_DRAWS: Final = 2**61
@@ -52,7 +52,7 @@ class Schedule:
     than one; within a block the order is random. OptionError: the weights are refused.
     """
 
-    def __init__(self, weights: Sequence[Any], seed: int) -> None:
+    def __init__(self, weights: Sequence[object], seed: int) -> None:
         self.shares = shares_of(weights)
         least = min(share for share in self.shares if share)
         if least < _SMALLEST:
@@ -102,7 +102,7 @@ def named_changes(weights: Any, names: Sequence[str]) -> Changes:
     change = is_list(weights) and all(
         is_list(entry) and len(entry) == 2 and hasattr(entry[1], "__len__") for entry in weights
     )
-    pairs: Any = weights if change and weights else [(0, weights)]
+    pairs = weights if change and weights else [(0, weights)]
     changes: Changes = []
     for draw, each in pairs:
         draw = whole_number("weights' draw", draw, low=0, below=ALL_DRAWS)
@@ -116,7 +116,7 @@ def named_changes(weights: Any, names: Sequence[str]) -> Changes:
     return changes
 
 
-def _named(weights: Any, names: Sequence[str]) -> list[Any]:
+def _named(weights: Any, names: Sequence[str]) -> list[float]:
     """Return each source's weight; OptionError where weights and sources do not fit."""
     if isinstance(weights, Mapping):
         if set(weights) == set(names):
@@ -129,7 +129,7 @@ def _named(weights: Any, names: Sequence[str]) -> list[Any]:
     )
 
 
-def shares_of(weights: Sequence[Any]) -> list[Fraction]:
+def shares_of(weights: Sequence[object]) -> list[Fraction]:
     """Return each source's share, without rounding; OptionError where they are not weights."""
     exact: list[Fraction] = []
     if all(isinstance(weight, numbers.Number) for weight in weights):

@@ -36,12 +36,12 @@ _LEAVES: Final = frozenset((str, bytes, int, float, complex, bool, type(None), t
 class Held(NamedTuple):
     """An object that a dataset holds."""
 
-    value: Any
+    value: object
     path: str  # how one gets there: ``Images.reader.file``
     knows_forks: bool  # its owner keeps this process's id, to open handles again after a fork
 
 
-def fork_dangers(dataset: Any, several: bool = True, has_init_fn: bool = False) -> list[str]:
+def fork_dangers(dataset: object, several: bool = True, has_init_fn: bool = False) -> list[str]:
     """Return what to warn of before workers are forked.
 
     One worker, and not ``several``, shares nothing, but has no threads of a decoder either.
@@ -61,7 +61,7 @@ def fork_dangers(dataset: Any, several: bool = True, has_init_fn: bool = False) 
     ]
 
 
-def thread_dangers(dataset: Any) -> list[str]:
+def thread_dangers(dataset: object) -> list[str]:
     """Return which open files worker threads would read at one position, unless there is a lock."""
     held = [*_held(dataset)]
     if any(type(each.value).__name__.lower() in ("lock", "rlock") for each in held):
@@ -74,14 +74,14 @@ def thread_dangers(dataset: Any) -> list[str]:
     ]
 
 
-def _held(dataset: Any) -> Iterator[Held]:
+def _held(dataset: object) -> Iterator[Held]:
     """Yield what a dataset holds, breadth first."""
     seen: set[int] = set()
     waiting = deque([Held(dataset, type(dataset).__name__, False)])
     while waiting and len(seen) < _OBJECTS:
         at = waiting.popleft()
         value: Any = at.value
-        kind: Any = type(value)
+        kind: type = type(value)
         if kind in _LEAVES or id(value) in seen:
             continue
         seen.add(id(value))
@@ -105,7 +105,7 @@ def _is_open(kind: type) -> bool:
     return _root(kind) not in _CLOSED or kind.__module__.startswith("torch.utils.data")
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, object]:
     try:
         found = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
@@ -129,9 +129,9 @@ _Danger = tuple[str, str, str]
 """What an object is, why forked workers must not share it, and how it is opened again."""
 
 
-def _danger(value: Any) -> _Danger | None:
+def _danger(value: object) -> _Danger | None:
     """Say why forked workers must not share an object; None: they may."""
-    kind: Any = type(value)
+    kind: type = type(value)
     name = _known(kind)
     if name is None:
         return None
@@ -144,7 +144,7 @@ def _danger(value: Any) -> _Danger | None:
 
 
 @functools.lru_cache(maxsize=128)
-def _known(kind: Any) -> str | None:
+def _known(kind: type) -> str | None:
     """Return by which name `_KINDS` has a class; None: it has not."""
     names = (f"{_root(each)}.{each.__qualname__}" for each in kind.__mro__)
     return next((name for name in names if name in _KINDS), None)

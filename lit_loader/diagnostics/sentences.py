@@ -6,7 +6,7 @@ neither torch nor NumPy.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from lit_loader.core.transport.status_board import Stage
 
@@ -41,7 +41,7 @@ def counted(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
-def doing(stage: int, batch: str | None, position: int = -1, index: Any = NOT_KNOWN) -> str:
+def doing(stage: int, batch: str | None, position: int = -1, index: object = NOT_KNOWN) -> str:
     """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3)``.
 
     ``position`` is that in the batch of the sample that is being fetched, -1: not known.

@@ -24,7 +24,7 @@ def hydra_schema() -> type:
     hints = get_type_hints(LoaderConfig)
     simple = (bool, int, float, str, bool | None, int | None)
     target = f"lit_loader.{LoaderConfig.__name__}.{LoaderConfig.from_options.__name__}"
-    fields: list[tuple[str, Any, Any]] = [
+    fields: list[tuple[str, object, object]] = [
         ("_target_", str, dataclasses.field(default=target)),
         ("_convert_", str, dataclasses.field(default="all")),
         ("_names_", Any, dataclasses.field(default=None)),  # see `LoaderConfig.from_options`

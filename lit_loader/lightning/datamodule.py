@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -51,8 +51,6 @@ from lit_loader.lightning.state_callback import LoaderStateCallback
 from lit_loader.loader import DataLoader
 
 __all__ = ["SPLITS", "LoaderDataModule", "SwappedDataModule", "options_of"]
-
-_NOTHING: Mapping[str, Any] = {}
 
 SPLITS = ("train", "val", "test", "predict")
 
@@ -97,7 +95,7 @@ class MakesLoaders(_Base):  # type: ignore[misc]
     test_dataloader = LoaderHook()
     predict_dataloader = LoaderHook()
 
-    def _lit_hook(self, name: str) -> Callable[[], Any]:
+    def _lit_hook(self, name: str) -> Callable[[], object]:
         """What a `LoaderHook` is called as; AttributeError: it has nothing to give."""
         raise NotImplementedError
 
@@ -112,7 +110,7 @@ class MakesLoaders(_Base):  # type: ignore[misc]
     def trainer(self, value: Trainer | None) -> None:
         self.__dict__["trainer"] = value
         if isinstance(value, TRAINERS):  # and not a test's stand-in for one
-            callbacks: list[Any] = value.callbacks  # type: ignore[attr-defined]
+            callbacks: list[object] = value.callbacks  # type: ignore[attr-defined]
             if not any(isinstance(each, LoaderStateCallback) for each in callbacks):
                 value.callbacks = [LoaderStateCallback(), *callbacks]  # type: ignore[attr-defined]
 
@@ -143,9 +141,9 @@ class MakesLoaders(_Base):  # type: ignore[misc]
         return repr(self)  # Lightning's own makes and measures every loader
 
 
-def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict[str, Any]:
+def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict[str, object]:
     """The options that the Trainer's strategy and options ask for."""
-    asked: dict[str, Any] = {}
+    asked: dict[str, object] = {}
     if split == "predict":
         # As Lightning does with torch's DataLoader: each sample has one prediction.
         asked.update(drop_last=False, uneven_ranks="keep")
@@ -254,7 +252,7 @@ class LoaderDataModule(MakesLoaders, LightningDataModule):
         common = _laid_over(_options("loader", loader), short)
         given = {"train": train, "val": val, "test": test, "predict": predict}
         self.datasets: dict[str, DatasetSource] = dict(datasets)
-        self._built: dict[str, tuple[Any, Any]] = {}  # what was built of these, and its `_shape`
+        self._built: dict[str, tuple[object, object]] = {}  # what is built, and its `_shape`
         self.configs = {name: _config(name, given[name], common) for name in SPLITS}
         # Primitives alone: a callable or a dataset among them would make a checkpoint that
         # torch.load(weights_only=True) refuses. A Namespace, because Lightning compares a mapping
@@ -269,10 +267,10 @@ class LoaderDataModule(MakesLoaders, LightningDataModule):
     @classmethod
     def from_datasets(
         cls,
-        train_dataset: Any = None,
-        val_dataset: Any = None,
-        test_dataset: Any = None,
-        predict_dataset: Any = None,
+        train_dataset: object = None,
+        val_dataset: object = None,
+        test_dataset: object = None,
+        predict_dataset: object = None,
         batch_size: int | None = 1,
         num_workers: int | Literal["auto"] = 0,
         **options: Any,
@@ -310,7 +308,7 @@ class LoaderDataModule(MakesLoaders, LightningDataModule):
 
     @staticmethod
     def from_datamodule(
-        datamodule: LightningDataModule, **loader_overrides: Any
+        datamodule: LightningDataModule, **loader_overrides: object
     ) -> SwappedDataModule:
         """Wraps a data module that makes loaders of torch's class, and swaps these for ours.
 
@@ -393,7 +391,7 @@ class LoaderDataModule(MakesLoaders, LightningDataModule):
         """
         if split not in self.given_splits:
             raise self._missing_split(split)
-        source: Any = self.datasets.get(split)
+        source: object = self.datasets.get(split)
         if source is not None and source is self._built.get(split, (None,))[0]:
             return source
         if not is_dataset(source):
@@ -414,13 +412,13 @@ class LoaderDataModule(MakesLoaders, LightningDataModule):
         self._built[split] = made, shape
         return made
 
-    def _lit_hook(self, name: str) -> Callable[[], Any]:
+    def _lit_hook(self, name: str) -> Callable[[], object]:
         split = name.removesuffix("_dataloader")
         if split not in self.given_splits:
             raise AttributeError(str(self._missing_split(split)))
         return functools.partial(self._loaders_of, split)
 
-    def _loaders_of(self, split: str) -> Any:
+    def _loaders_of(self, split: str) -> object:
         """The loader of a split; where it has several datasets, as many loaders."""
         dataset = self.dataset(split)
         return _each(self._built[split][1], dataset, lambda one: self.make_loader(split, one))
@@ -496,7 +494,7 @@ def _each(shape: Any, source: Any, function: Callable[[Any], Any]) -> Any:
     return [_each(*pair, function) for pair in zip(shape, source, strict=True)]
 
 
-def _check_source(split: str, source: Any) -> None:
+def _check_source(split: str, source: object) -> None:
     """Refuse what is neither a dataset nor a factory: a class's name, say."""
     _check_instantiated(f"datasets[{split!r}]", source)
     if not (is_dataset(source) or callable(source)):
@@ -507,7 +505,7 @@ def _check_source(split: str, source: Any) -> None:
         )
 
 
-def _check_instantiated(name: str, node: Any) -> None:
+def _check_instantiated(name: str, node: object) -> None:
     """Refuse a node of a Hydra configuration that nobody has made an object of."""
     if isinstance(node, Mapping) and "_target_" in node:
         raise OptionError(
@@ -516,7 +514,7 @@ def _check_instantiated(name: str, node: Any) -> None:
         )
 
 
-def _described(source: Any) -> str:
+def _described(source: object) -> str:
     """A dataset by its class, and a factory by its own name, for messages."""
     if is_dataset(source):
         return type(source).__name__
@@ -524,11 +522,11 @@ def _described(source: Any) -> str:
     return f"factory {getattr(inner, '__name__', type(inner).__name__)}"
 
 
-def _listed(names: Any) -> str:
+def _listed(names: Iterable[object]) -> str:
     return ", ".join(map(repr, names)) or "none"
 
 
-def _options(name: str, given: Options | None) -> dict[str, Any]:
+def _options(name: str, given: Options | None) -> dict[str, object]:
     """Return options as a new dict; an OptionError, in the name of an argument, if it is none."""
     if isinstance(given, LoaderConfig):
         return given.as_kwargs()
@@ -540,14 +538,14 @@ def _options(name: str, given: Options | None) -> dict[str, Any]:
     return dict(given or {})
 
 
-def _laid_over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _laid_over(common: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
     """Lay options over others, of which those for workers give way to ``num_workers=0``."""
     if own.get("num_workers") == 0:
         common = {name: value for name, value in common.items() if name not in FOR_WORKERS}
     return {**common, **own}
 
 
-def _config(name: str, own: Options | None, common: Mapping[str, Any]) -> LoaderConfig:
+def _config(name: str, own: Options | None, common: Mapping[str, object]) -> LoaderConfig:
     """Return the options of a split, over the common ones; a refusal says whose they are."""
     if isinstance(own, LoaderConfig):
         return own
@@ -558,7 +556,7 @@ def _config(name: str, own: Options | None, common: Mapping[str, Any]) -> Loader
         raise OptionError(f"{name}: {error.text}") from None
 
 
-def _primitives(options: Mapping[str, Any]) -> dict[str, Any]:
+def _primitives(options: Mapping[str, object]) -> dict[str, object]:
     """The options that are numbers, strings, booleans or None: what a checkpoint may hold."""
     return {
         name: value
@@ -582,14 +580,14 @@ class SwappedDataModule(MakesLoaders):
     """
 
     _lit_wrapped: LightningDataModule
-    _lit_overrides: dict[str, Any]
+    _lit_overrides: dict[str, object]
 
-    def _lit_hook(self, name: str) -> Callable[[], Any]:
+    def _lit_hook(self, name: str) -> Callable[[], object]:
         if not is_hook_of(self._lit_wrapped, name):
             raise AttributeError(name)
         return functools.partial(_swap, self, name)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return swapped, (self._lit_wrapped, self._lit_overrides)
 
     def __repr__(self) -> str:
@@ -597,7 +595,7 @@ class SwappedDataModule(MakesLoaders):
         return f"SwappedDataModule({type(self).__name__}{''.join(overrides)})"
 
 
-def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> SwappedDataModule:
+def swapped(wrapped: LightningDataModule, overrides: Mapping[str, object]) -> SwappedDataModule:
     """Does what `LoaderDataModule.from_datamodule` says."""
     kind = type(wrapped)
     if not isinstance(wrapped, DATA_MODULES) or isinstance(wrapped, MakesLoaders):
@@ -612,12 +610,12 @@ def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> Swapp
     # user's class, by which Lightning's checkpoints have a data module's state.
     own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     own.update(_lit_wrapped=wrapped, _lit_overrides=dict(overrides))
-    made: Any = object.__new__(type(kind.__name__, (SwappedDataModule, kind), own))
+    made: SwappedDataModule = object.__new__(type(kind.__name__, (SwappedDataModule, kind), own))
     made.__dict__ = vars(wrapped)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
-def _swap(module: SwappedDataModule, name: str) -> Any:
+def _swap(module: SwappedDataModule, name: str) -> object:
     """Calls a hook; returns its loader, or its collection of them, with ours in place."""
     given = getattr(module._lit_wrapped, name)()
     if given is None or (isinstance(given, (list, tuple, dict)) and not given):
@@ -627,7 +625,7 @@ def _swap(module: SwappedDataModule, name: str) -> Any:
     return given if several is given else several.iterables
 
 
-def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
+def _swapped(module: SwappedDataModule, name: str, loader: object) -> object:
     """A loader of ours for one of torch's; any other loader as it is, with a warning."""
     hook, overrides = f"{type(module).__name__}.{name}", module._lit_overrides
     if isinstance(loader, DataLoader):
@@ -659,7 +657,7 @@ def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
         raise OptionError(f"{hook}: {error.text}") from None
 
 
-def options_of(loader: TorchLoader[Any]) -> dict[str, Any]:
+def options_of(loader: TorchLoader[object]) -> dict[str, object]:
     """Returns the options with which ``lit_loader.DataLoader`` does what a torch loader does.
 
     Samplers, batch samplers, functions and generators that the user has made are the same objects.
@@ -680,7 +678,7 @@ def options_of(loader: TorchLoader[Any]) -> dict[str, Any]:
     return options
 
 
-def _is_plain(sampler: RandomSampler, loader: TorchLoader[Any]) -> bool:
+def _is_plain(sampler: RandomSampler, loader: TorchLoader[object]) -> bool:
     """Whether a sampler is as ``shuffle=True`` makes it."""
     return (
         not sampler.replacement

@@ -7,7 +7,6 @@ measured for them. Of Lightning it knows the containers of loaders only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from lit_loader.loader import DataLoader
 from lit_loader.profiling.statistics import LoaderStatistics
@@ -27,10 +26,10 @@ class LoopMonitor:
         self.split = split
         self.wait_fraction = 0.0
         self.seen: dict[str, LoaderStatistics] = {}
-        self._loaders: dict[str, DataLoader[Any]] = {}
+        self._loaders: dict[str, DataLoader[object]] = {}
         self._before: dict[str, LoaderStatistics] = {}
 
-    def watch(self, loaders: Any) -> None:
+    def watch(self, loaders: object) -> None:
         """Watch these loaders from now on, and no others."""
         found = dict(_named(self.split, loaders))
         if found == self._loaders:
@@ -80,7 +79,7 @@ def _interval(
     }
 
 
-def _named(split: str, loaders: Any) -> Iterator[tuple[str, DataLoader[Any]]]:
+def _named(split: str, loaders: object) -> Iterator[tuple[str, DataLoader[object]]]:
     """A loop's loaders that are ours, with the name of the split and their place among several."""
     if isinstance(loaders, DataLoader):
         yield split, loaders

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_loader.core.options.checks import flag
@@ -74,7 +72,7 @@ class LoaderMonitor(Callback):
 
     on_train_epoch_start = on_train_start
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: object, **kwargs: object) -> None:
         """Log if it is time to."""
         interval = _interval(trainer)
         if interval != self._interval:

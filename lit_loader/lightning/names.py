@@ -46,7 +46,7 @@ def _version(name: str) -> str | None:
 
 _VERSIONS: Final = {name: _version(name) for name in ("pytorch-lightning", "lightning")}
 
-_PACKAGES: list[Any] = [lightning.pytorch]
+_PACKAGES = [lightning.pytorch]
 if len({*_VERSIONS.values()}) == 1:
     import pytorch_lightning
 
@@ -67,12 +67,12 @@ if not TYPE_CHECKING:
         """Lightning's, under each of its names."""
 
 
-def combined(loaders: Any) -> Any:
+def combined(loaders: object) -> Any:
     """A loader, or a collection of them, as a CombinedLoader, which it may be already."""
     return loaders if hasattr(loaders, "flattened") else CombinedLoader(loaders)
 
 
-def is_hook_of(data_module: Any, name: str) -> bool:
+def is_hook_of(data_module: object, name: str) -> bool:
     """Whether a data module of either name overrides a hook of Lightning's."""
     parent = next(each for each in DATA_MODULES if isinstance(data_module, each))
     return is_overridden(name, data_module, parent)
@@ -93,7 +93,7 @@ def is_refused() -> bool:
     return True
 
 
-def our_loaders(loaders: Any) -> list[DataLoader[Any]]:
+def our_loaders(loaders: object) -> list[DataLoader[object]]:
     """Return those of a Trainer's loaders that are ours; it may have none, one, or a collection."""
     if loaders is None or "lit_loader.loader" not in sys.modules:
         return []
@@ -102,6 +102,6 @@ def our_loaders(loaders: Any) -> list[DataLoader[Any]]:
     return [loader for loader in combined(loaders).flattened if isinstance(loader, DataLoader)]
 
 
-def train_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
+def train_loaders(trainer: Trainer) -> list[DataLoader[object]]:
     """Return the Trainer's training loaders that are ours, in the order in which it keeps them."""
     return our_loaders(trainer.train_dataloader)

@@ -69,7 +69,7 @@ class RandomStateCallback(Callback):
         return True
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any
+        self, trainer: Trainer, pl_module: LightningModule, *args: object
     ) -> None:
         """Restore them once more: what comes before the first step may have drawn."""
         if self.restore():

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -90,7 +90,7 @@ def _take(store: Any, key: str) -> list[State]:
     return states
 
 
-def _is_partial(state: Mapping[str, Any]) -> bool:
+def _is_partial(state: State) -> bool:
     """Whether this is the state of one rank's readers, and not of all."""
-    readers: Sequence[Any] = state.get("readers") or ()
+    readers: Sequence[object] = state.get("readers") or ()
     return bool(readers) and len(readers) < (state["fingerprint"].get(COUNT) or 0)

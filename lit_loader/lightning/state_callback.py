@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -69,11 +69,11 @@ class LoaderStateCallback(Callback):
         self._forget()
 
     def _forget(self) -> None:
-        self._saved: list[Any] = []  # states to restore, with those of other loaders
+        self._saved: list[object] = []  # states to restore, with those of other loaders
         self._next_epoch: int | None = None  # the one that begins, if they are of an epoch's end
         self._resumed: list[State] = []  # those that were restored, until the first step
         self._is_amid = False  # whether the checkpoint is of mid-epoch, and has no such states
-        self._loaders: list[DataLoader[Any]] = []
+        self._loaders: list[DataLoader[object]] = []
         self._is_told = False  # that one loader is under several keys
 
     def __repr__(self) -> str:
@@ -199,13 +199,13 @@ class LoaderStateCallback(Callback):
         """Sets the epoch; Lightning calls this for all epochs but one that is resumed."""
         self._set_epoch(_epoch(trainer))
 
-    def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *args: object, **kwargs: object) -> None:
         """Corrects the step that loggers see, with the first batch after a resume."""
         if not self._resumed:
             return
         self._resumed = []
-        loop: Any = trainer.fit_loop.epoch_loop
-        module: Any = trainer.lightning_module
+        loop = trainer.fit_loop.epoch_loop
+        module = trainer.lightning_module
         # With manual optimization, a batch may have any number of steps.
         # reach: lightning: which hook saved the checkpoint decides whether the last batch counts
         ahead = loop._batches_that_stepped - loop.global_step
@@ -213,7 +213,7 @@ class LoaderStateCallback(Callback):
             loop._batches_that_stepped = loop.global_step
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
+        self, trainer: Trainer, pl_module: LightningModule, *args: object, **kwargs: object
     ) -> None:
         """Commits: the step that ends here will not be repeated."""
         within = not trainer.is_last_batch
@@ -259,7 +259,7 @@ class LoaderStateCallback(Callback):
         fit_loop: Any = trainer.fit_loop
         # reach: lightning: which loaders of max_size_cycle have ended
         combined = fit_loop._combined_loader
-        consumed: Any = getattr(combined._iterator, "_consumed", ())  # reach: lightning: the same
+        consumed = getattr(combined._iterator, "_consumed", ())  # reach: lightning: the same
         done = fit_loop.epoch_loop.batch_progress.current.processed
         for loader, state in zip(self._loaders, self._resumed, strict=True):
             if consumed and state["batches"] < done:
@@ -309,7 +309,7 @@ def _states_in(checkpoint: Mapping[str, Any]) -> Any:
     return checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
 
 
-def _is_ours(state: Any) -> bool:
+def _is_ours(state: object) -> TypeGuard[State]:
     return isinstance(state, dict) and state.keys() >= _FIELDS
 
 
@@ -366,7 +366,7 @@ def _begin_next_epoch(fit_loop: Any) -> bool:
     return True
 
 
-def _warn_of_other_batches(state: Mapping[str, Any], loader: DataLoader[Any]) -> None:
+def _warn_of_other_batches(state: State, loader: DataLoader[object]) -> None:
     """Warn if the batches differ from the checkpoint's: Lightning counts them, not samples."""
     if not state["batches"]:
         return

@@ -9,10 +9,9 @@ lives in the package.
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 
-def callbacks() -> list[Any]:
+def callbacks() -> list[object]:
     """Lightning's hook, called by every Trainer when it is made."""
     if "lit_loader" not in sys.modules:
         return []
@@ -23,7 +22,7 @@ def callbacks() -> list[Any]:
     return [callback]
 
 
-def callbacks_for_pytorch_lightning() -> list[Any]:
+def callbacks_for_pytorch_lightning() -> list[object]:
     """The same, called by the Trainers of Lightning's other name."""
     if "lit_loader" not in sys.modules:
         return []

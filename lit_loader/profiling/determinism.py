@@ -22,7 +22,7 @@ __all__ = ["check_determinism"]
 
 
 @public
-def check_determinism(loader: DataLoader[Any], batches: int = 8) -> None:
+def check_determinism(loader: DataLoader[object], batches: int = 8) -> None:
     """Check that the batches of a loader follow from its seed.
 
     It reads the first batches of the next pass by copies of the loader: twice as they are; from a
@@ -86,13 +86,13 @@ class _Batches:
         self.epoch = 0
         self.made: dict[int, Digest] = {}
         self.indices: dict[int, Any] = {}  # of orders that are computed
-        self.states: dict[int, Mapping[str, Any]] = {}  # before the batch of this number
+        self.states: dict[int, Mapping[str, object]] = {}  # before the batch of this number
 
 
 def _read(
-    loader: DataLoader[Any],
+    loader: DataLoader[object],
     end: int,
-    state: Mapping[str, Any] | None = None,
+    state: Mapping[str, object] | None = None,
     workers: int | None = None,
 ) -> _Batches:
     """Read the batches up to ``end`` by a copy of the loader, from a state on."""
@@ -106,7 +106,7 @@ def _read(
         iterator = iter(reader)
         for number in range(0 if state is None else reader.position.batches, end):
             try:
-                batch: Any = next(iterator)
+                batch: object = next(iterator)
             except StopIteration:
                 break
             except Exception as error:
@@ -144,7 +144,7 @@ def _compare(first: _Batches, again: _Batches, begin: int, how: str) -> None:
 
 
 @contextlib.contextmanager
-def _generators_kept(loader: DataLoader[Any]) -> Iterator[None]:
+def _generators_kept(loader: DataLoader[object]) -> Iterator[None]:
     """Put generators back where they were: torch's, the loader's, and those that the data holds."""
     roots = loader.dataset, loader.collate_fn, loader.worker_init_fn, loader.generator
     found = [torch.default_generator, *(each for _, each in find_generators(*roots).generators)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,14 +31,14 @@ def first_difference(before: Digest, now: Digest) -> tuple[str, int | None] | No
     return None
 
 
-def digest(batch: Any, samples: int = 0) -> Digest:
+def digest(batch: object, samples: int = 0) -> Digest:
     """Return what a batch of n samples holds, tensor by tensor; equal for equal bytes."""
     found: Digest = {}
     _walk(batch, "", found, (), samples)
     return found
 
 
-def _walk(value: Any, path: str, found: Digest, above: tuple[int, ...], samples: int) -> None:
+def _walk(value: object, path: str, found: Digest, above: tuple[int, ...], samples: int) -> None:
     kind = type(value)
     if id(value) in above:
         found[path] = ("itself", ())
@@ -57,18 +56,18 @@ def _walk(value: Any, path: str, found: Digest, above: tuple[int, ...], samples:
         found[path] = (kind.__name__, (_hash(value),))
 
 
-def _words(value: Any, kind: str) -> str:
+def _words(value: torch.Tensor | np.typing.NDArray[np.generic], kind: str) -> str:
     shape = "x".join(map(str, value.shape)) or "scalar"
     return f"{kind}{str(value.dtype).removeprefix('torch.')} {shape}"
 
 
-def _hashes(value: Any, samples: int) -> tuple[bytes, ...]:
+def _hashes(value: torch.Tensor | np.typing.NDArray[np.generic], samples: int) -> tuple[bytes, ...]:
     """Return the hash of each sample of a collated array, or that of the array as a whole."""
     is_collated = samples > 1 and value.shape[:1] == (samples,)
     return tuple(map(_hash, value if is_collated else [value]))
 
 
-def _hash(value: Any) -> bytes:
+def _hash(value: object) -> bytes:
     try:
         data = canonical_pickle(value)
     except Exception:  # of a sparse tensor its text must do, of another object its kind
@@ -76,7 +75,7 @@ def _hash(value: Any) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _parts(value: Any) -> list[tuple[str, Any]] | None:
+def _parts(value: object) -> list[tuple[str, object]] | None:
     if isinstance(value, dict):
         return [(f"[{key!r}]", part) for key, part in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):

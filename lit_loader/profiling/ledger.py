@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 from lit_loader.core.epoch.loader_checkpoint import state_of
 from lit_loader.core.epoch.loader_core import LoaderCore
@@ -21,7 +20,7 @@ from lit_loader.errors import OptionError
 __all__ = ["indices_of", "state_at"]
 
 
-def indices_of(core: LoaderCore, epoch: int, batch: int, rank: int | None) -> Any:
+def indices_of(core: LoaderCore, epoch: int, batch: int, rank: int | None) -> object:
     """Return what `DataLoader.indices_of` returns."""
     plan, place = _computed(core, "indices_of"), _start(core, epoch, "indices_of")
     if rank is not None:
@@ -32,7 +31,7 @@ def indices_of(core: LoaderCore, epoch: int, batch: int, rank: int | None) -> An
     return listed(ComputedBatches(plan, place).at(number))
 
 
-def state_at(core: LoaderCore, epoch: int, batch: int) -> dict[str, Any]:
+def state_at(core: LoaderCore, epoch: int, batch: int) -> dict[str, object]:
     """Return what `DataLoader.state_at` returns."""
     plan, place = _computed(core, "state_at"), _start(core, epoch, "state_at")
     most = -(-len(plan.source) // plan.global_size)

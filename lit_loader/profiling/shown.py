@@ -6,7 +6,7 @@ is in the loader's statistics: nothing is counted for a viewer alone.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from torch.utils.data import Dataset
 
@@ -30,7 +30,7 @@ class ShownLoader:
         self._share: float | None = None
         self._length: tuple[int | None, int | None] = None, None
 
-    def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, Any]:
+    def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, object]:
         """Return the figures at a moment, by the names that `top/picture.py` knows."""
         loader, statistics = core.loader, core.seams.statistics(core, False)
         then, before = self._before

@@ -17,16 +17,18 @@ import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.core.batch.batch_spec import Changes
 from lit_loader.core.transport.messages import Task
-from lit_loader.remote.engine import Engine, Failure, Handle, Hello, Role
+from lit_loader.remote.engine import Engine, Failure, Handle, Hello, RemoteConfig, Role
 
 __all__ = ["Crew", "Job", "Member"]
+
+_T = TypeVar("_T")
 
 _LONGEST_PAUSE: Final = 30.0
 """Seconds between two attempts to put another worker in the place of one that is lost."""
@@ -76,7 +78,7 @@ class Crew:
     """
 
     def __init__(
-        self, owner: Any, engine: Engine, config: Any, roles: list[Role], changes: Changes
+        self, owner: Any, engine: Engine, config: RemoteConfig, roles: list[Role], changes: Changes
     ) -> None:
         self.members = [Member(position, role) for position, role in enumerate(roles)]
         self.trouble = ""  # why the last one that was lost was lost; "": none was
@@ -110,8 +112,8 @@ class Crew:
     def _await(
         self,
         member: Member,
-        future: Future[Any],
-        done: Callable[[Member, Any], object],
+        future: Future[_T],
+        done: Callable[[Member, _T], object],
         failed: Callable[[Member, Failure], object],
     ) -> None:
         """Make a call with a member's answer, unless another worker has its place by then."""

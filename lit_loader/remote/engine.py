@@ -55,10 +55,10 @@ class Handle(Protocol):
     def set_attributes(self, changes: Changes) -> None:
         """Set attributes of its dataset, after the orders before and ahead of those that follow."""
 
-    def ping(self) -> Future[Any]:
+    def ping(self) -> Future[object]:
         """Ask for a sign of life, whatever it does."""
 
-    def watch(self) -> Future[Any]:
+    def watch(self) -> Future[object]:
         """Wait for its end, which is an exception, while it is idle, too."""
 
     def end(self) -> None:
@@ -79,6 +79,14 @@ class Engine(Protocol):
 
     def leave(self) -> None:
         """End all workers, and let go of the cluster."""
+
+
+class RemoteConfig(Protocol):
+    """Where remote workers come from: a `RayWorkers`, or an object with an ``engine()``."""
+
+    num_workers: int
+    in_flight: int
+    patience: float
 
 
 def versions() -> dict[str, str]:

@@ -76,7 +76,7 @@ class Maker:
         reply = Reply(Status.FAILED, 0, 0, 0, 0, len(packed), 0)
         return np.frombuffer(pack(reply) + packed, np.uint8)
 
-    def _made(self, task: Task, indices: Any, progress: Progress) -> NDArray[np.uint8]:
+    def _made(self, task: Task, indices: object, progress: Progress) -> NDArray[np.uint8]:
         loader = self._maker.loader
         assert loader is not None
         writer = SlotWriter(self._scratch[SIZE:])
@@ -90,7 +90,7 @@ class Maker:
         self._scratch[:SIZE] = np.frombuffer(reply, np.uint8)
         return self._scratch[: SIZE + used]
 
-    def _encode(self, batch: Any, writer: SlotWriter) -> tuple[int, int, int]:
+    def _encode(self, batch: object, writer: SlotWriter) -> tuple[int, int, int]:
         while True:
             try:
                 at, nbytes = encode(batch, writer)

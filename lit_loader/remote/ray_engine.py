@@ -50,7 +50,7 @@ class RemoteWorker:
     The relay, which only names it, need not have torch in its memory.
     """
 
-    def __init__(self, payload: np.ndarray[Any, np.dtype[np.uint8]], role: Role) -> None:
+    def __init__(self, payload: np.typing.NDArray[np.uint8], role: Role) -> None:
         from lit_loader.remote.maker import Maker
 
         self._maker = Maker(payload, role)
@@ -70,7 +70,7 @@ class RemoteWorker:
         """Never return, in a thread of its own: who waits for it learns when the process ends."""
         Event().wait()
 
-    def make(self, order: bytes) -> np.ndarray[Any, np.dtype[np.uint8]] | bytes:
+    def make(self, order: bytes) -> np.typing.NDArray[np.uint8] | bytes:
         """Make a batch: `Maker.make`. Plain bytes are what Ray carries with the least work."""
         answer = self._maker.make(order)
         return answer.tobytes() if answer.size <= _SMALL else answer
@@ -83,7 +83,7 @@ class _RayHandle:
         self._actor = actor
         self._make = actor.make.remote
 
-    def hello(self) -> Future[Any]:
+    def hello(self) -> Future[Hello]:
         return self._actor.hello.remote().future()  # type: ignore[no-any-return]
 
     def make(self, order: bytes) -> Future[Any]:
@@ -92,11 +92,11 @@ class _RayHandle:
     def set_attributes(self, changes: Changes) -> None:
         self._actor.set_attributes.remote(changes)  # an actor does its orders in turn
 
-    def ping(self) -> Future[Any]:
+    def ping(self) -> Future[object]:
         ping = self._actor.ping.options(concurrency_group=_SIGNS)
         return ping.remote().future()  # type: ignore[no-any-return]
 
-    def watch(self) -> Future[Any]:
+    def watch(self) -> Future[object]:
         stay = self._actor.stay.options(concurrency_group=_STAYS)
         return stay.remote().future()  # type: ignore[no-any-return]
 
@@ -112,7 +112,7 @@ class RayEngine:
 
     def __init__(self, config: RayWorkers) -> None:
         self._config = config
-        self._payload: Any = None
+        self._payload: object = None
         self._actor: Any = None
 
     def join(self, payload: memoryview) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from lit_loader.core.options import checks
 from lit_loader.core.options.checks import checked, or_none
@@ -19,7 +19,7 @@ __all__ = ["RayWorkers"]
 _HOST_AND_PORT: Final = re.compile(r".+:\d+")
 
 
-def _mapping(name: str, value: Any) -> dict[str, Any]:
+def _mapping(name: str, value: object) -> dict[str, object]:
     if not isinstance(value, Mapping):
         checks.refuse(name, "a mapping", value)
     return dict(value)
@@ -65,7 +65,7 @@ class RayWorkers:
     cpus_per_worker: float = checked(1, checks.number)
     resources: Mapping[str, float] | None = checked(None, or_none(_mapping))
     label_selector: Mapping[str, str] | None = checked(None, or_none(_mapping))
-    runtime_env: Mapping[str, Any] | None = checked(None, or_none(_mapping))
+    runtime_env: Mapping[str, object] | None = checked(None, or_none(_mapping))
     in_flight: int = checked(2, checks.positive)
     patience: float = checked(10.0, checks.seconds)
 
@@ -83,7 +83,7 @@ class RayWorkers:
             checks.refuse("remote.address", "'auto', 'local' or host:port", self.address)
 
     @classmethod
-    def taken(cls, name: str, value: Any) -> Any:
+    def taken(cls, name: str, value: object) -> object:
         """Check the option ``remote``: one of this class, a mapping of its options, or the like.
 
         Raises:

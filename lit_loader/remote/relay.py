@@ -75,7 +75,7 @@ from lit_loader.core.transport.status_board import (
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import ExactnessWarning, LoaderError, TransportError, WorkerDiedError
 from lit_loader.remote.crew import Crew, Job
-from lit_loader.remote.engine import Engine, Hello, Role, UnreachableError, versions
+from lit_loader.remote.engine import Engine, Hello, RemoteConfig, Role, UnreachableError, versions
 
 _LEAVING: Final = 8.0
 """Seconds that the engine has to end its workers."""
@@ -104,7 +104,7 @@ class RelayLinks(NamedTuple):
     links: Links
     payload: Descriptor  # the dataset and functions, pickled
     starter: Connection  # a text or warning for the consumer; an error: there are no workers at all
-    config: Any  # a `RayWorkers`, or another object whose ``engine()`` makes such an engine
+    config: RemoteConfig
     roles: list[Role]  # of the remote workers, whose rows stand before the relay's on the board
     changes: Changes  # attributes of the dataset that have changed
 

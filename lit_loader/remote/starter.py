@@ -16,7 +16,7 @@ from collections import deque
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec, Changes
 from lit_loader.core.executors.process_start import Links, freeze_spec, importable_main, quiet_start
@@ -25,7 +25,7 @@ from lit_loader.core.system.shared_file import Descriptor, nameless_file, write_
 from lit_loader.core.transport.dataset_pickle import LEFT_OUT, Policy
 from lit_loader.core.transport.status_board import StatusBoard
 from lit_loader.errors import LoaderError
-from lit_loader.remote.engine import Role
+from lit_loader.remote.engine import RemoteConfig, Role
 from lit_loader.remote.relay import RelayLinks, relay_main
 
 _MACHINES: Final = Policy(
@@ -49,7 +49,7 @@ class RemoteWorkers:
     ``config`` is where they come from: a `RayWorkers`, or the like of it.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: RemoteConfig) -> None:
         self._config = config
         self.num_workers: int = config.num_workers
         self.count: int = config.num_workers * config.in_flight

@@ -7,7 +7,7 @@ that no loader sees.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import Subset
 
@@ -20,6 +20,10 @@ from lit_loader.streams.digest import digest_of
 from lit_loader.streams.other_streams import advice_if_unseeded, splitter_by_ranks
 from lit_loader.streams.rank_store import Name, is_read_twice, processes
 
+if TYPE_CHECKING:
+    from lit_loader.core.epoch.loader_core import LoaderCore
+    from lit_loader.core.options.loader_config import LoaderConfig
+
 # reach: datasets: known by what they hold, as others (LitData, Mosaic) are
 _OWN_SHARE: Final = (
     *("num_replicas", "world_size", "_world_size", "num_processes", "process_index"),
@@ -31,7 +35,7 @@ _OWN_SHARE: Final = (
 # --- data and ranks ---
 
 
-def advice_before_epoch(core: Any) -> Iterator[str]:
+def advice_before_epoch(core: LoaderCore) -> Iterator[str]:
     """Yield what is to be said of data that every process reads, or that shuffles by chance."""
     dataset, world, reads_all = core.dataset, processes(), False
     if world > 1 and core.given_replica is None and not _has_own_share(dataset):
@@ -63,7 +67,7 @@ def _reads_all(loader: Any, world: int) -> bool:
         return False
 
 
-def _is_the_next_ranks(core: Any) -> bool:
+def _is_the_next_ranks(core: LoaderCore) -> bool:
     """Whether the next rank's dataset looks like this one; False: that is not known yet.
 
     A program may have made a list, or a dataset of a library, of its rank's part alone.
@@ -90,7 +94,7 @@ def read_twice(what: str = "two processes of this job have read the same first b
     )
 
 
-def check_split_once(dataset: Any, config: Any) -> None:
+def check_split_once(dataset: object, config: LoaderConfig) -> None:
     """Refuse a stream of another library that splits by ranks what the shards split, too.
 
     A dataset that is split twice gives most of its samples to no one, and nothing shows it.
@@ -104,7 +108,7 @@ def check_split_once(dataset: Any, config: Any) -> None:
         )
 
 
-def _has_own_share(thing: Any) -> bool:
+def _has_own_share(thing: object) -> bool:
     """Whether this looks as if it took its rank's share by itself."""
     return any(getattr(thing, name, None) is not None for name in _OWN_SHARE)
 
@@ -124,7 +128,7 @@ def advice_if_idle(shards: Shards, num_workers: int) -> str | None:
     )
 
 
-def ignored_share(core: Any, divided: int) -> str | None:
+def ignored_share(core: LoaderCore, divided: int) -> str | None:
     """Say that a dataset gives several shards the same; None: as far as is known, not.
 
     It has ``divided`` itself among nobody, or the workers of a rank (see `context`).
@@ -147,7 +151,7 @@ def ignored_share(core: Any, divided: int) -> str | None:
 # --- lengths ---
 
 
-def broken_promise(dataset: Any, promised: int, samples: int, num_workers: int) -> str:
+def broken_promise(dataset: object, promised: int, samples: int, num_workers: int) -> str:
     """Say that a dataset gives more samples than its length says."""
     cure = "Let its __len__ return what its __iter__ yields"
     if num_workers:
@@ -158,7 +162,7 @@ def broken_promise(dataset: Any, promised: int, samples: int, num_workers: int) 
     )
 
 
-def short_epoch(core: Any, promised: int | None, batches: int) -> str | None:
+def short_epoch(core: LoaderCore, promised: int | None, batches: int) -> str | None:
     """Say that an epoch of a stream had no batch, or fewer than its length says; else None.
 
     ``promised`` are the samples that its length says, and ``batches`` those of the whole epoch.

@@ -55,8 +55,8 @@ class DatasetCopies:
     A TransportError, which names the place in it, if it cannot be copied.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self._shared: list[Any] = []
+    def __init__(self, dataset: object) -> None:
+        self._shared: list[object] = []
         file = io.BytesIO()
         try:
             _Pickler(file, self._shared).dump(dataset)
@@ -82,13 +82,13 @@ class DatasetCopies:
 class _Pickler(pickle.Pickler):
     """Writes down where copies are to have the same object."""
 
-    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
+    def __init__(self, file: io.BytesIO, shared: list[object]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._shared = shared
         self._places: dict[int, int] = {}
         self._epochs: set[int] = set()
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         if type(obj) is _Same:
             obj = obj.obj
         elif id(obj) in self._epochs or not _is_shared(obj):
@@ -112,24 +112,24 @@ class _Pickler(pickle.Pickler):
 class _Same(NamedTuple):
     """What :func:`copy.deepcopy` is called with for each copy: the object itself."""
 
-    obj: Any
+    obj: object
 
 
 class _Unpickler(pickle.Unpickler):
-    shared: list[Any]
+    shared: list[object]
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: int) -> object:
         return self.shared[pid]
 
 
-def _is_shared(value: Any) -> bool:
+def _is_shared(value: object) -> bool:
     """Whether copies are to have the same object."""
     if isinstance(value, torch.Tensor):
         return value.device.type == "cpu" and bool(value.is_shared())  # type: ignore[no-untyped-call]
     return isinstance(value, _SHARED) or id(value) in _GLOBALS or _is_read_only(value)
 
 
-def _is_read_only(value: Any) -> bool:
+def _is_read_only(value: object) -> bool:
     """Whether this is an array that nothing can be written to, nor to what it is a view of."""
     while isinstance(value, np.ndarray):
         if value.flags.writeable or value.dtype.hasobject:

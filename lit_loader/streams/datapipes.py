@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.utils.data import IterDataPipe, graph_settings
 from torch.utils.data.graph import traverse_dps
 
 from lit_loader.context import get_shard
 
 
-def set_shuffle(dataset: Any, shuffle: bool | None) -> bool:
+def set_shuffle(dataset: object, shuffle: bool | None) -> bool:
     """Set whether the ``shuffle()`` of a DataPipe shuffles; return whether it is such a dataset."""
     if type(shuffle) is not bool or not isinstance(dataset, IterDataPipe):
         return False
@@ -18,7 +16,7 @@ def set_shuffle(dataset: Any, shuffle: bool | None) -> bool:
     return True
 
 
-def shard(dataset: Any) -> None:
+def shard(dataset: object) -> None:
     """Set the share of the ``sharding_filter()`` of a DataPipe to that of the reader."""
     if isinstance(dataset, IterDataPipe):
         pipes = graph_settings.get_all_graph_pipes(traverse_dps(dataset))

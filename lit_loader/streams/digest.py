@@ -24,7 +24,7 @@ _VALUES: Final = 32
 _DEPTH: Final = 9
 
 
-def digest_of(samples: Any) -> int:
+def digest_of(samples: object) -> int:
     """Return a digest of a batch's samples, from 1 on; it is the same in every process."""
     found: list[bytes] = []
     if type(samples) is list:

@@ -66,7 +66,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return copied({**given[0], "readers": parts})  # type: ignore[no-any-return]
 
 
-def _step(loaded: LoaderState, given: Mapping[str, Any]) -> str | None:
+def _step(loaded: LoaderState, given: Mapping[str, object]) -> str | None:
     """Name a state's step; None: it is of a stream that has ended on its rank, and says nothing."""
     position = loaded.position
     if position.readers and all(point.ended for point in position.readers):

@@ -42,10 +42,10 @@ _MOST: Final = 10_000
 # reach: datasets: where a stream notes the state that it is given
 _START: Final = "_starting_state_dict"
 
-_noted: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_noted: WeakKeyDictionary[object, object] = WeakKeyDictionary()
 
 
-def _attributes(stream: Any) -> dict[str, Any]:
+def _attributes(stream: object) -> dict[str, object]:
     return getattr(stream, "__dict__", {})
 
 
@@ -66,13 +66,13 @@ def open_stream(
     return OpenStream(source, name, state, role, trusts)
 
 
-def trusts(stream: Any) -> bool:
+def trusts(stream: object) -> bool:
     """Whether a stream has a state, and this is not known to leave out samples."""
     return is_stateful(stream) and not _forgets(stream)
 
 
 # reach: datasets: the stages of a stream, among them a buffer that its state leaves out
-def _forgets(stream: Any) -> bool:
+def _forgets(stream: object) -> bool:
     """Whether this is a Hugging Face stream with a shuffle buffer."""
     waiting = [getattr(stream, "_ex_iterable", None)]
     for stage in itertools.islice(waiting, _MOST):  # it grows meanwhile
@@ -84,7 +84,7 @@ def _forgets(stream: Any) -> bool:
     return False
 
 
-def advice_on_replay(dataset: Any) -> str:
+def advice_on_replay(dataset: object) -> str:
     """Say why a resume replays what was delivered, and what to do about it."""
     why, cure = "has no state_dict and load_state_dict", "add these methods"
     if getattr(dataset, "state_is_that_of_sources", False):
@@ -104,7 +104,7 @@ def advice_on_replay(dataset: Any) -> str:
 # --- epochs ---
 
 
-def shared_epoch(stream: Any) -> Any:
+def shared_epoch(stream: object) -> object:
     """Return the epoch of a Hugging Face stream, which torch's persistent workers share; or None.
 
     Shards are in different epochs: who begins the next would set that of all others.
@@ -113,7 +113,7 @@ def shared_epoch(stream: Any) -> Any:
     return getattr(stream, "_epoch", None) if "_ex_iterable" in _attributes(stream) else None
 
 
-def own_epochs(dataset: Any) -> None:
+def own_epochs(dataset: object) -> None:
     """In a worker: let ``set_epoch`` of Hugging Face streams count here, and in no other process.
 
     It adds the difference to what all forked workers share. Two that do so at the same time have
@@ -128,7 +128,7 @@ def own_epochs(dataset: Any) -> None:
 # --- what is said of them ---
 
 
-def splitter_by_ranks(stream: Any) -> str | None:
+def splitter_by_ranks(stream: object) -> str | None:
     """Name what makes a stream, or one within, take its rank's share; None: nothing known."""
     for each in wrapped(stream, "__iter__"):
         # reach: datasets: whether a stream is split by rank already
@@ -140,14 +140,14 @@ def splitter_by_ranks(stream: Any) -> str | None:
     return None
 
 
-def _stages(stream: Any) -> Sequence[Any]:
+def _stages(stream: object) -> Sequence[object]:
     """Return the stages of a WebDataset's pipeline; none of any other stream."""
     stages = _attributes(stream).get("pipeline")
     return stages if isinstance(stages, (list, tuple)) else ()
 
 
 # reach: webdataset: a stage holds its function and the options that this was given
-def advice_if_unseeded(stream: Any) -> str | None:
+def advice_if_unseeded(stream: object) -> str | None:
     """Say what to pass where a stream shuffles otherwise each time; None: it is not known to."""
     for stage in _stages(stream):
         options = getattr(stage, "kw", {})

@@ -99,7 +99,7 @@ class Name:
         self.kind, self.number = kind, _counted[kind]
         _counted[kind] += 1
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         _counted[self.kind] = max(_counted[self.kind], self.number + 1)
 

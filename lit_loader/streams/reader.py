@@ -34,7 +34,7 @@ from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.fetch import OMITTED, EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import shown
-from lit_loader.core.seeding.held_generators import HeldGenerators, find_generators
+from lit_loader.core.seeding.held_generators import Found, HeldGenerators, find_generators
 from lit_loader.core.seeding.seeds import BATCH, UNTOLD, extend
 from lit_loader.core.state.state_validation import resuming
 from lit_loader.core.state.stateful import OpenStream
@@ -57,17 +57,18 @@ class Reader(BatchBuilder):
     """
 
     def __init__(
-        self, spec: BatchSpec, share: ReaderShare, meter: StateMeter, found: Any = None
+        self, spec: BatchSpec, share: ReaderShare, meter: StateMeter, found: Found | None = None
     ) -> None:
         super().__init__(spec, found=found)
         self._whose, self._meter = share, meter
         # A DataPipe's shuffle() takes its seed here, and comes before its shares.
         self._alike = spec.shards is not None or isinstance(spec.dataset, IterDataPipe)
         self._stream: OpenStream | None = None
-        self._iterator: Any = None  # None: it is at its end
+        self._iterator: Iterator[object] | None = None  # None: it is at its end
         self._good: Any = None  # what passes over bad samples
         self._quickly: Any = None  # yields the samples that ``next(iterator)`` returns
-        self._state_here: Any = None  # where no sample has been asked for: the state that led here
+        # Where no sample has been asked for: the state that led here.
+        self._state_here: dict[str, object] | None = None
         self._at_start = False  # whether the first sample of the epoch comes next
         self._begins = True  # whether a batch comes next that tells how the stream is shared out
 
@@ -143,7 +144,7 @@ class Reader(BatchBuilder):
         if not self._seeds_samples:
             self._seed(BATCH, self._number)
 
-    def _samples(self, progress: Progress) -> Any:
+    def _samples(self, progress: Progress) -> object:
         """Read the samples of the batch that was begun.
 
         Raises:
@@ -156,7 +157,7 @@ class Reader(BatchBuilder):
         if iterator is None:
             raise EndOfData
         self._state_here = None
-        samples: list[Any] = []
+        samples: list[object] = []
         try:
             if self._at_start:
                 progress.step(0)
@@ -183,7 +184,7 @@ class Reader(BatchBuilder):
         self.rng.step = None
         return samples[0] if spec.batch_size is None else samples
 
-    def _state(self, begins: bool, progress: Progress) -> Any:
+    def _state(self, begins: bool, progress: Progress) -> object:
         """Take the stream's state before a batch, if it is due; None: no state leads here.
 
         Empty: it was begun at its start, from which it is replayed.

@@ -35,7 +35,7 @@ _PART: Final = (
 )
 
 
-def to_dict(state: LoaderState) -> dict[str, Any]:
+def to_dict(state: LoaderState) -> dict[str, object]:
     """Return a state as a new dict of primitives, with the parts of its readers."""
     points = state.position.readers
     numbers = range(len(points)) if state.numbers is None else state.numbers
@@ -68,7 +68,7 @@ def to_position(loaded: LoaderState, fingerprint: Fingerprint, shards: Shards | 
     return position._replace(batches=batches, ahead=(), sampler=None, readers=readers)
 
 
-def advice(loaded: LoaderState, dataset: Any) -> str | None:
+def advice(loaded: LoaderState, dataset: object) -> str | None:
     """Say that a resume replays what was delivered, because the dataset has no state; or None."""
     points = loaded.position.readers
     read = any(point.batches and not point.ended for point in points)
@@ -92,7 +92,7 @@ def _of_rank(shards: Shards, points: Mapping[int, ReadPoint]) -> tuple[ReadPoint
 
 
 def checked(
-    readers: Any, fingerprint: Fingerprint
+    readers: object, fingerprint: Fingerprint
 ) -> tuple[tuple[ReadPoint, ...], Sequence[int] | None]:
     """Take in the readers of a state, and their numbers, if they are shards'; or a StateError."""
     shards, workers = fingerprint.get(COUNT), fingerprint.get("num_workers")

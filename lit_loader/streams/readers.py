@@ -19,11 +19,11 @@ from collections import defaultdict
 from typing import Any, Final
 
 from lit_loader.context import reading
-from lit_loader.core.batch.batch_spec import BatchSpec, Changes, apply
+from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport, Changes, apply
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
-from lit_loader.core.seeding.held_generators import NONE_HELD
+from lit_loader.core.seeding.held_generators import NONE_HELD, Found
 from lit_loader.core.seeding.seeds import PassSeeds, seed_globals
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.errors import OptionError
@@ -38,7 +38,7 @@ _START: Final = ReadPoint()
 class ProcessInfo(WorkerInfo):
     """What worker_init_fn finds with ``num_shards``: the process, in which no shard is read."""
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name: str) -> object:
         if name == "dataset":
             raise OptionError(
                 "worker_init_fn asks for get_worker_info().dataset, but with num_shards each shard "
@@ -59,7 +59,7 @@ class Readers:
     process_info = ProcessInfo
     """What ``get_worker_info()`` answers in a process of several shards while none is read."""
 
-    def __init__(self, spec: BatchSpec, worker: int, num_workers: int, found: Any) -> None:
+    def __init__(self, spec: BatchSpec, worker: int, num_workers: int, found: Found | None) -> None:
         self._spec, self._worker, self._found = spec, worker, found
         self._copies = None if spec.shards is None else DatasetCopies(spec.dataset)
         self._shares = shares_of(spec.shards, spec.rank, spec.num_replicas, num_workers)
@@ -103,7 +103,7 @@ class Readers:
 
     def load(
         self, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
-    ) -> Any:
+    ) -> BatchWithReport:
         """Make batch ``number``, a turn of one of this rank's readers.
 
         ``indices`` is a `ReadPoint`: its reader is opened there. None: the reader continues,

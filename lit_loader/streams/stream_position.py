@@ -22,12 +22,12 @@ _REPLAYED: Final = 4
 
 class _Fields(NamedTuple):
     batches: int = 0  # that were delivered
-    state: Any = None  # the stream's own, `pickled`; empty at its start; None: it has none
+    state: object = None  # the stream's own, `pickled`; empty at its start; None: it has none
     ended: bool = False
     behind: int = 0  # batches that were delivered since that state
     before: int = 0  # batches before the reader began again (``uneven_ranks="pad"``)
     digests: tuple[int, ...] = ()  # of the last batches; 0: nothing is known of that one
-    newer: tuple[int, Any] | None = None  # a state that is too new: the batch after it, and it
+    newer: tuple[int, object] | None = None  # a state that is too new: the batch after it, and it
 
 
 class ReadPoint(_Fields, ReaderPlace):
@@ -51,7 +51,7 @@ class ReadPoint(_Fields, ReaderPlace):
         """The first batch that is replayed."""
         return 0 if self.state is None else self.batches - self.behind
 
-    def after(self, digest: int, taken: Any) -> ReadPoint:
+    def after(self, digest: int, taken: object) -> ReadPoint:
         """Return the point after one more batch; ``taken`` is the stream's state before it."""
         batches, state, _, behind, before, digests, newer = self
         if newer is not None and batches + 1 - newer[0] >= _REPLAYED:
@@ -70,7 +70,7 @@ class ReadPoint(_Fields, ReaderPlace):
         return _new(ReadPoint, (batches + 1, state, False, behind, before, last, newer))
 
 
-def pickled(state: dict[str, Any] | None) -> Any:
+def pickled(state: dict[str, object] | None) -> object:
     """Write a state down, for it may change; what cannot be pickled is copied."""
     if not state:
         return state
@@ -80,7 +80,7 @@ def pickled(state: dict[str, Any] | None) -> Any:
         return copy.deepcopy(state)
 
 
-def unpickled(state: Any) -> Any:
+def unpickled(state: object) -> Any:
     """Read what `pickled` returned; what came from a saved state is returned as it is."""
     return pickle.loads(state) if type(state) is bytes else state
 
@@ -119,7 +119,7 @@ class StreamPosition(PassPosition):
         self._readers: list[ReadPoint] = list(start.readers) or [ReadPoint()] * num_readers
         self._previous: _Given | None = None  # the batch that was counted last
 
-    def read(self, reader: int, state: Any, digest: int) -> None:
+    def read(self, reader: int, state: object, digest: int) -> None:
         """Note that a batch, or an exception, is given out: whose, with the state before it.
 
         What was given out before it is settled.

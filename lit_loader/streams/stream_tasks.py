@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.epoch.pass_tasks import PassTasks
@@ -18,6 +18,9 @@ from lit_loader.core.transport.messages import POSITION, position_of, task_numbe
 from lit_loader.streams.advice import read_twice
 from lit_loader.streams.rank_store import Name, is_read_twice, processes
 from lit_loader.streams.stream_position import NOT_TAKEN, ReadPoint, StreamPosition, shares_of
+
+if TYPE_CHECKING:
+    from lit_loader.core.epoch.loader_core import LoaderCore
 
 _INEXACT = "[LL321]"
 _new = tuple.__new__
@@ -37,7 +40,7 @@ class StreamTasks(PassTasks):
     reads_streams = True
     place: StreamPosition
 
-    def __init__(self, core: Any, made: Pass, in_order: bool) -> None:
+    def __init__(self, core: LoaderCore, made: Pass, in_order: bool) -> None:
         super().__init__(made)
         rank, ranks = core.replica
         self._shares = shares_of(core.shards, rank, ranks, core.readers)

@@ -10,7 +10,7 @@ _DEPTH, _ITEMS = 6, 64
 
 
 def wrapped(
-    dataset: Any, method: str, depth: int = _DEPTH, seen: set[int] | None = None
+    dataset: object, method: str, depth: int = _DEPTH, seen: set[int] | None = None
 ) -> Iterator[Any]:
     """Return a dataset, and what is wrapped in it: its attributes, those in short containers, ....
 

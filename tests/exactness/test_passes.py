@@ -371,8 +371,13 @@ def test_a_peek_that_uses_up_the_loaded_position_is_reported(make: Any) -> None:
     loader = make(seed=1)
     loader.load_state_dict(stop(make(seed=1), 2)[1])
     next(iter(loader))
+    loader.set_epoch(0)
     with pytest.warns(UserWarning, match="LL306"):
         next(iter(loader))
+    loader.load_state_dict(stop(make(seed=1), 2)[1])
+    next(iter(loader))
+    loader.set_epoch(1)  # the program has left that epoch
+    next(iter(loader))
 
 
 def test_set_epoch_keeps_a_loaded_position_or_gives_it_up(make: Any) -> None:

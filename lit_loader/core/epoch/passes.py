@@ -440,6 +440,8 @@ class Passes:
         one = self.current
         if one is None or self.commits or one.resumed is None or not one.resumed.batches:
             return
+        if self._asked() not in (None, one.epoch):
+            return  # the program goes on with another epoch
         if one.given == 1 and one.iterator() is None and not one.position.ended:
             at, one.resumed = one.resumed, None
             if self.plan is None or not self.plan.is_end(at.batches + 1):
