@@ -15,19 +15,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-Move = Callable[[Any, torch.device], Any]
+Move = Callable[[object, torch.device], object]
 
 
 class Staged(NamedTuple):
     """A batch on its way to the device."""
 
-    batch: Any  # there; complete once ``event``, recorded after the copy, has passed
+    batch: object  # there; complete once ``event``, recorded after the copy, has passed
     event: torch.cuda.Event
-    source: Any  # the batch on the host
+    source: object  # the batch on the host
 
 
 class DeviceCopy:
@@ -41,11 +41,11 @@ class DeviceCopy:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._before: Staged | None = None
 
-    def source(self, batch: Any) -> Any:
+    def source(self, batch: object) -> object:
         """Return a batch as it was before it was staged."""
         return batch.source if isinstance(batch, Staged) else batch
 
-    def stage(self, batch: Any) -> Staged:
+    def stage(self, batch: object) -> Staged:
         """Queue the copy of a batch, unless that is done."""
         if isinstance(batch, Staged):
             return batch
@@ -53,7 +53,7 @@ class DeviceCopy:
             moved = self._move(batch, self._device)
         return Staged(moved, self._stream.record_event(), batch)
 
-    def take(self, staged: Staged) -> Any:
+    def take(self, staged: Staged) -> object:
         """Return a batch that the current stream may use."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(staged.event)
@@ -65,7 +65,7 @@ class DeviceCopy:
         return staged.batch
 
 
-def _mark(batch: Any, stream: torch.cuda.Stream) -> None:
+def _mark(batch: object, stream: torch.cuda.Stream) -> None:
     """Tell the allocator that the tensors of a batch are used on ``stream``.
 
     Whatever refers to what: each object is looked into once.

@@ -60,7 +60,7 @@ class Pinning:
     def __init__(self, device: int) -> None:
         self._device = device
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: object) -> object:
         """Pin a batch."""
         return pin_batch(batch)
 
@@ -85,7 +85,7 @@ def pinning_of(device: str, warn: Callable[[str], object]) -> Pinning | None:
     return None
 
 
-def pin_batch(batch: Any) -> Any:
+def pin_batch(batch: object) -> object:
     """Pin all tensors of a batch, keeping the type of everything that holds them.
 
     Tensors are pinned wherever they lie in mappings, sequences, namedtuples and dataclasses; an

@@ -94,7 +94,7 @@ def _patch() -> None:
     """
     theirs = TorchLoader.__init__
 
-    def new(cls: type, *args: Any, **options: Any) -> Any:
+    def new(cls: type, *args: object, **options: object) -> object:
         # Copies and pickles pass nothing, and mean the class that they name.
         made = cls is TorchLoader and _STANDING and (args or options)
         return object.__new__(DataLoader if made else cls)

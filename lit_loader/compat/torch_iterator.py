@@ -36,7 +36,7 @@ def set_num_yielded(iterator: Any, value: int) -> None:
         )
 
 
-def sampler_iter(iterator: Any, value: Any = None) -> SamplerIter:
+def sampler_iter(iterator: Any, value: object = None) -> SamplerIter:
     """Return the indices of the batches to come; refuse others in their place."""
     if value is not None and not isinstance(value, SamplerIter):
         raise LoaderError(
@@ -46,13 +46,13 @@ def sampler_iter(iterator: Any, value: Any = None) -> SamplerIter:
     return SamplerIter(iterator)
 
 
-class SamplerIter(Iterator[Any]):
+class SamplerIter(Iterator[object]):
     """The batches of an iterator's sampler; each that is taken from it is left out."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         iterator = self._iterator
         with iterator._core.lock:
             if iterator._tasks is not None:

@@ -31,7 +31,7 @@ class ShardedSampler(DistributedSampler[Any]):
     """
 
     # torch's constructor is not called: it measures the dataset once and for all.
-    def __init__(self, source: Iterable[Any], shard: Shard) -> None:
+    def __init__(self, source: Iterable[object], shard: Shard) -> None:
         self.source: Any = source
         self.shard = shard
         self.dataset: Any = source
@@ -110,7 +110,7 @@ class ShardedShuffledSampler(ShardedSampler, RandomSampler):
     generator = None
 
 
-def shard_items(source: Iterable[Any], shard: Shard) -> ShardedSampler:
+def shard_items(source: Iterable[object], shard: Shard) -> ShardedSampler:
     """Return the sampler of one rank's share of the items that a sampler yields for all ranks."""
     if isinstance(source, OrderedSampler):
         return ShardedOrderedSampler(source, shard)

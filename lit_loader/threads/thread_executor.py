@@ -77,7 +77,7 @@ _running: Final[weakref.WeakSet[ThreadExecutor]] = weakref.WeakSet()
 class ThreadExecutor(Executor):
     """The threads of a loader, for the pass ``made``."""
 
-    processes: tuple[Any, ...] = ()
+    processes: tuple[object, ...] = ()
     memory = 0, 0  # which processes would share
 
     def __init__(self, core: Any, made: Any) -> None:
@@ -248,7 +248,7 @@ def _quiet_since(page: ViewerPage) -> int:
     return max(0, page.row[SINCE]) if len(_running) == 1 else 0
 
 
-def _check_stream(dataset: Any) -> None:
+def _check_stream(dataset: object) -> None:
     """Refuse a stream that several threads cannot iterate, because there is no copy for each."""
     why = {
         "is its own iterator": hasattr(dataset, "__next__"),
@@ -282,7 +282,7 @@ class _Worker:
     ) -> None:
         self.number, self.tasks, self._executor = number, tasks, executor
         self._lane, self._initialised = _Lane(), False
-        self._indices: Any = None  # of its batch, for messages
+        self._indices: object = None  # of its batch, for messages
         self._progress = Progress(executor.board.words, (number + 1) * ROW_WORDS)
         self.thread = OneCoreThread(target=self._run, name=f"lit_loader worker {number}")
 
@@ -331,7 +331,7 @@ class _Worker:
         self._indices = indices = listed(task.indices) if task.own else task.indices
         self._clock.start()
         read_apart(lane.reading)
-        batch: Any = None
+        batch: object = None
         try:
             builder = lane.builder or self._begin(lane, number)
             progress.begin(number)
@@ -360,7 +360,7 @@ class _Worker:
         outcome.batch = batch
         return outcome
 
-    def _load(self, lane: _Lane, indices: Any, number: int, task: Task) -> Any:
+    def _load(self, lane: _Lane, indices: object, number: int, task: Task) -> object:
         """Build a batch by the user's code, and notice what it draws from."""
         executor, draws, seeds = self._executor, self._executor.shared_draws, task.seeds
         builder = lane.builder

@@ -19,9 +19,9 @@ import termios
 import time
 import tty
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
-from lit_loader.top.look import NotFound, Viewer
+from lit_loader.top.look import Loader, NotFound, Viewer
 
 __all__ = ["command", "main"]
 
@@ -92,7 +92,7 @@ def command() -> None:
     sys.exit(main())
 
 
-def _looked_twice(options: argparse.Namespace) -> list[dict[str, Any]]:
+def _looked_twice(options: argparse.Namespace) -> list[Loader]:
     """Return the loaders, with rates, which are differences between two looks."""
     viewer = Viewer(options.pid)
     viewer.look()
@@ -122,7 +122,7 @@ def _pressed(seconds: float) -> str:
     return os.read(sys.stdin.fileno(), 64).decode(errors="replace") or "q"
 
 
-def _stalled(loaders: Sequence[dict[str, Any]]) -> set[int]:
+def _stalled(loaders: Sequence[Loader]) -> set[int]:
     """The workers that are stalled; if there is none, the one that has been busy for longest."""
     busy = [each for loader in loaders for each in loader["workers"] if each["batch"] is not None]
     longest = sorted(busy, key=lambda worker: worker["seconds"] or 0)[-1:]

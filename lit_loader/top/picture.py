@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -85,7 +85,7 @@ def _row(loader: dict[str, Any]) -> dict[str, Any]:
 def _table(names: str, rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=None, header_style="underline", pad_edge=False, padding=(0, 1))
     for name in names.split():
-        side: Any = "left" if name in _LEFT else "right"
+        side: JustifyMethod = "left" if name in _LEFT else "right"
         table.add_column(name, justify=side, no_wrap=name != "loader", overflow="ellipsis")
     for row in rows:
         style = "bold yellow" if row.get("stalled") else "red" if row.get("stage") == "dead" else ""

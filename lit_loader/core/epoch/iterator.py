@@ -41,7 +41,9 @@ from lit_loader.errors import LoaderError, WorkerRestartWarning
 if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
     from lit_loader.core.epoch.loader_core import LoaderCore
     from lit_loader.core.epoch.seams import DeviceCopier, EndPolicy, Pinner, PinThread, SampleLog
+    from lit_loader.core.epoch.worker_keeper import WorkerKeeper
     from lit_loader.core.executors.pool_executor import Healer
+    from lit_loader.core.executors.worker_process import WorkerProcess
 
 import numpy as np
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # reach: torch: base class
@@ -52,7 +54,7 @@ __all__ = ["LoaderIterator"]
 class _Absent:
     """A method of torch's iterators that means nothing here."""
 
-    def __get__(self, iterator: Any, owner: type) -> Any:
+    def __get__(self, iterator: object, owner: type) -> Any:
         raise AttributeError
 
 
@@ -60,7 +62,7 @@ class TorchSurface(_BaseDataLoaderIter):
     """Nothing of torch's class runs, its ``__init__`` included. `LoaderIterator` has the rest."""
 
     _core: LoaderCore
-    made: Any
+    made: Pass | None
 
     @property
     def _num_yielded(self) -> int:
@@ -72,24 +74,23 @@ class TorchSurface(_BaseDataLoaderIter):
         self._core.seams.torch_habits().set_num_yielded(self, value)
 
     @property
-    def _sampler_iter(self) -> Any:
+    def _sampler_iter(self) -> object:
         """The indices of the batches to come; those that are taken are left out."""
         return self._core.seams.torch_habits().sampler_iter(self)
 
     @_sampler_iter.setter
-    def _sampler_iter(self, value: Any) -> None:
+    def _sampler_iter(self, value: object) -> None:
         self._core.seams.torch_habits().sampler_iter(self, value)
 
     _next_index = _next_data = _reset = _Absent()
 
-    def __old_init__(self, *_: Any) -> None:
+    def __old_init__(self, *_: object) -> None:
         """Do nothing: it is what SpeechBrain's patch calls torch's ``__init__`` by."""
 
     @property
-    def _workers(self) -> list[Any]:
+    def _workers(self) -> list[WorkerProcess]:
         """The processes that make batches for it, if there are some now."""
-        workers: list[Any] = self._core.keeper.processes(self)
-        return workers
+        return self._core.keeper.processes(self)
 
     def _shutdown_workers(self) -> None:
         """End the workers, persistent ones too."""
@@ -134,7 +135,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._ahead = NextEpochTasks(None, None)
         self._executor: Executor | None = None
         self._thread: PinThread | None = None
-        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._finalizer: weakref.finalize[..., LoaderIterator[T_co]] | None = None
         self._tail: EndPolicy | None = None
         self._draws = here  # whether other threads wait for a turn at the generators
         self._ended = self._closed = self.superseded = False
@@ -374,8 +375,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return batch  # type: ignore[no-any-return]
 
     def _on_device(
-        self, copier: DeviceCopier, executor: Executor, tasks: PassTasks, batch: Any
-    ) -> Any:
+        self, copier: DeviceCopier, executor: Executor, tasks: PassTasks, batch: object
+    ) -> object:
         """Return the batch on the device; before that, queue the copy of the next one."""
         staged, thread, arrived = copier.stage(batch), self._thread, self._ahead.arrived
         due = next((number for number in tasks.tasks if number != tasks.given), None)
@@ -611,7 +612,7 @@ def _pinning(executor: Executor, pin: Pinner) -> PinThread:
 
 
 def _give_back(
-    keeper: Any,
+    keeper: WorkerKeeper,
     tasks: PassTasks,
     ahead: NextEpochTasks,
     executor: Executor,
@@ -642,7 +643,7 @@ def _give_back(
         return handed_on
 
 
-def _item(indices: Any, place: int) -> Any:
+def _item(indices: Any, place: int) -> object:
     """Return one of a batch's indices; the batch's only one, or what it has in their place."""
     if type(indices) in (list, np.ndarray) and place < len(indices):
         index = indices[place]

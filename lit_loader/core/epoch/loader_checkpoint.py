@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from lit_loader.core.epoch.loader_core import LoaderCore
 from lit_loader.core.sampling.batch_plan import order_name
@@ -21,7 +20,7 @@ from lit_loader.core.state.state_validation import Fingerprint, fingerprint_of, 
 __all__ = ["load_state", "state_of", "take_state"]
 
 
-def take_state(core: LoaderCore) -> dict[str, Any]:
+def take_state(core: LoaderCore) -> dict[str, object]:
     """Return the state of a loader as a new dict of primitives."""
     if core.plan is not None and has_methods(core.dataset):
         core.warn_once(
@@ -32,7 +31,7 @@ def take_state(core: LoaderCore) -> dict[str, Any]:
     return state_of(core, core.passes.now())
 
 
-def state_of(core: LoaderCore, position: Position) -> dict[str, Any]:
+def state_of(core: LoaderCore, position: Position) -> dict[str, object]:
     """Return the state of a loader that is at a position."""
     plan = core.plan
     if plan is not None and plan.is_computed:
@@ -45,7 +44,7 @@ def state_of(core: LoaderCore, position: Position) -> dict[str, Any]:
     return core.seams.reader_states().to_dict(state) if position.readers else state.to_dict()
 
 
-def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
+def load_state(core: LoaderCore, state: Mapping[str, object]) -> None:
     """Make a loader's next iterator begin where a state was taken, of this loader or of another.
 
     A StateError if it does not fit; then nothing has changed.

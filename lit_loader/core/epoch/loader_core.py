@@ -24,7 +24,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
@@ -56,7 +56,7 @@ __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 DEFAULT_PREFETCH: Final = 2
 """Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
 
-ITERATED: Final[ContextVar[Callable[[], Any]]] = ContextVar("ITERATED", default=lambda: None)
+ITERATED: Final[ContextVar[Callable[[], object]]] = ContextVar("ITERATED", default=lambda: None)
 """A weak reference to the core of the loader whose ``__iter__`` runs: its workers go on.
 
 A ``_get_iterator()`` that a program calls by itself has new ones, as with torch's: it wants the
@@ -110,10 +110,10 @@ class LoaderCore:
         self.options: PassOptions  # of the iterator made last
         self.of_process: dict[str, Any] = {}  # what add-ons keep, by their names
         # What `start` has begun, and what was before it.
-        self._started: tuple[LoaderIterator[Any], Passes, int | None] | None = None
+        self._started: tuple[LoaderIterator[object], Passes, int | None] | None = None
         self._kept_draw: int | None = None  # of a start that was forgotten
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
         seeds = copy.copy(self.seeds)
         passes = self.passes.of_copy(seeds)
@@ -337,7 +337,7 @@ class LoaderCore:
         made.found, self.of_process["shared"] = found, found.shared
         return made
 
-    def set_epoch(self, epoch: int, informed: tuple[Any, ...] = ()) -> None:
+    def set_epoch(self, epoch: int, informed: tuple[object, ...] = ()) -> None:
         """Set the epoch of the passes to come, and tell samplers and dataset.
 
         ``informed``: samplers whose ``set_epoch`` somebody else calls.
@@ -453,7 +453,7 @@ class LoaderCore:
         if auto.decide(workers, name, most):
             self.keeper.announce_size()
 
-    def show(self, page: ViewerPage, run: LoaderIterator[Any]) -> None:
+    def show(self, page: ViewerPage, run: LoaderIterator[object]) -> None:
         """Write down, for viewers in other processes, what the loader is at."""
         now = time.monotonic_ns()
         page.due = now + viewer_page.EVERY
@@ -476,7 +476,7 @@ class LoaderCore:
         self.warn_once(f"{type(self.dataset).__name__}: {note}", ExactnessWarning)
 
 
-def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
+def _check_resize(num_workers: int | Literal["auto"], reason: str | None, running: bool) -> None:
     """Refuse a number of workers that a loader cannot be resized to, which may have some."""
     if num_workers == "auto":
         reason = "a loader is resized to a number of workers"

@@ -29,7 +29,7 @@ import copy
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -142,7 +142,7 @@ class Passes:
 
     # --- what the program says ---
 
-    def set_epoch(self, epoch: int, informed: tuple[Any, ...] = ()) -> None:
+    def set_epoch(self, epoch: int, informed: tuple[object, ...] = ()) -> None:
         """Choose the epoch of the passes that begin from now on."""
         self._set, self._unset_sharded = epoch, 0
         if self.plan is not None:
@@ -215,7 +215,7 @@ class Passes:
         self,
         iterator: object,
         drawn: int | None,
-        held: Iterable[tuple[str, Any]],
+        held: Iterable[tuple[str, object]],
         make_position: Callable[[Position], PassPosition] = PassPosition,
         tells: bool = False,
     ) -> Pass:
@@ -363,7 +363,7 @@ class Passes:
         self,
         epoch: int,
         root: Root | None,
-        sampler: Any = None,
+        sampler: Mapping[str, object] | None = None,
         generators: tuple[int, ...] = (),
     ) -> Position:
         """Return the place before the next pass of an epoch; ``root`` is that of the one before."""
@@ -399,7 +399,7 @@ class Passes:
         """Whether the pass's seed takes the place of held generators' own ones."""
         return self.seeds.seed is not None or _is_nested()
 
-    def _own_seeds(self, found: list[tuple[str, Any]]) -> dict[str, int]:
+    def _own_seeds(self, found: list[tuple[str, object]]) -> dict[str, int]:
         known, loaded = self._own, self._loaded
         if loaded is not None and loaded.generators and not self._is_seeded:
             if len(loaded.generators) == len(found):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         WorkerDeath,
         Workers,
     )
-    from lit_loader.core.executors.worker_pool import WorkerPool
+    from lit_loader.core.executors.worker_pool import Stall, WorkerPool
     from lit_loader.core.executors.worker_set import Relays
     from lit_loader.core.seeding.loader_seeds import NameInJob
 
@@ -57,10 +57,10 @@ class EndPolicy(Protocol):
 class DeviceCopier(Protocol):
     """Copies batches to a device ahead of their use."""
 
-    def stage(self, batch: Any, /) -> Any:
+    def stage(self, batch: object, /) -> object:
         """Begin to copy a batch, unless that has begun; return what `take` wants."""
 
-    def take(self, staged: Any, /) -> Any:
+    def take(self, staged: Any, /) -> object:
         """Return the batch on the device."""
 
 
@@ -84,7 +84,7 @@ class PinThread(Protocol):
 class Pinner(Protocol):
     """Copies batches into pinned memory."""
 
-    def __call__(self, batch: Any, /) -> Any:
+    def __call__(self, batch: object, /) -> object:
         """Return a batch in pinned memory."""
 
     def thread(
@@ -118,7 +118,7 @@ class AutoNumber(Protocol):
     def add(self, record: Timings, again: bool, /) -> bool:
         """Note a batch; return whether it is time to decide."""
 
-    def decide(self, workers: Workers, name: str, tasks: int, /) -> Any:
+    def decide(self, workers: Workers, name: str, tasks: int, /) -> object:
         """Return another setting; None: it stays as it is."""
 
 
@@ -184,7 +184,7 @@ class Seams:
         """Return the loader's statistics."""
         raise NotImplementedError
 
-    def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, Any]:
+    def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, object]:
         """Return what viewers are shown of a loader that works on an epoch; asked once a second."""
         return {}
 
@@ -196,10 +196,10 @@ class Seams:
         """Return what to report of what workers would share; asked before a fork."""
         return ()
 
-    def look_at_workers(self, core: LoaderCore, pool: Any, now: float) -> None:
+    def look_at_workers(self, core: LoaderCore, pool: Workers, now: float) -> None:
         """Look at the workers of a pool; done once a second (of ``now``), between two batches."""
 
-    def stall(self, workers: Any) -> Any:
+    def stall(self, workers: object) -> Stall | None:
         """Return what tells of a wait in which no batch comes: ``tell(workers, seconds)``.
 
         Asked at half of ``stall_warning``. ``workers`` are a `WorkerPool`, or a list of threads.

@@ -24,6 +24,7 @@ from lit_loader.describe import program_stacklevel
 if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
     from lit_loader.core.epoch.loader_core import LoaderCore
     from lit_loader.core.executors.worker_pool import WorkerPool
+    from lit_loader.core.executors.worker_process import WorkerProcess
 
 __all__ = ["WorkerKeeper"]
 
@@ -37,7 +38,7 @@ class WorkerKeeper:
         self._started_with: PassOptions | None = None
         self._begun: NextEpochTasks | None = None  # what the workers are at for the next epoch
         # The iterators with workers that are alive.
-        self.runs: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
+        self.runs: weakref.WeakSet[LoaderIterator[object]] = weakref.WeakSet()
         self.resizes = 0  # how often the number of workers was changed while they live
 
     @property
@@ -50,7 +51,7 @@ class WorkerKeeper:
     # --- for an iterator ---
 
     def acquire(
-        self, run: LoaderIterator[Any], made: Pass
+        self, run: LoaderIterator[object], made: Pass
     ) -> tuple[Executor, NextEpochTasks | None]:
         """Return workers for a pass; and what they have begun of it, if that fits."""
         core = self.core
@@ -68,7 +69,7 @@ class WorkerKeeper:
         return executor, begun
 
     def _claim_pool(
-        self, run: LoaderIterator[Any], made: Pass
+        self, run: LoaderIterator[object], made: Pass
     ) -> tuple[WorkerPool, NextEpochTasks | None]:
         holder, core = self.holder, self.core
         if not core.loader.persistent_workers or (holder is not None and run.superseded):
@@ -173,25 +174,25 @@ class WorkerKeeper:
 
     # --- who has them ---
 
-    def alive(self) -> list[LoaderIterator[Any]]:
+    def alive(self) -> list[LoaderIterator[object]]:
         """Return the iterators with workers that are alive; another thread may be making one."""
         while True:  # another thread may add one meanwhile, and nobody would hear of an exception
             with contextlib.suppress(RuntimeError):
                 return list(self.runs)
 
     @property
-    def holder(self) -> LoaderIterator[Any] | None:
+    def holder(self) -> LoaderIterator[object] | None:
         """The iterator that has the persistent workers; None: it is over, or there are none."""
         pool = self.pool
         return next((run for run in self.alive() if pool is not None and run.workers is pool), None)
 
-    def idle_iterator(self) -> LoaderIterator[Any] | None:
+    def idle_iterator(self) -> LoaderIterator[object] | None:
         """Return an ended iterator that stands for idle workers; None: there are no such."""
         return (
             None if self.pool is None else LoaderIterator(self.core, None, False, None).as_ended()
         )
 
-    def processes(self, iterator: Any) -> list[Any]:
+    def processes(self, iterator: Any) -> list[WorkerProcess]:
         """Return the processes of the workers that are an iterator's, or idle."""
         workers = iterator.workers or (self.pool if self.holder is None else None)
         return [] if workers is None else workers.processes

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
     from lit_loader.core.transport.arena import Lease
 
 
-Pin = Callable[[Any], Any]
+Pin = Callable[[object], object]
 """Copies a batch into memory that is pinned."""
 
 
@@ -172,7 +172,7 @@ class Task(NamedTuple):
     epoch: int
     seeds: PassSeeds
     own: bool = False  # whether the indices are of the loader's own order: an int64 array
-    whose: Any = None  # for messages: the reader, where these have numbers of their own
+    whose: object = None  # for messages: the reader, where these have numbers of their own
 
 
 class Workers(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from typing import Any
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_builder import builder_of
@@ -75,7 +74,7 @@ class Inline(Executor):
             outcome.pin(self._pin)
         return outcome
 
-    def _load(self, task: Task, indices: Any) -> tuple[Any, BaseException | None]:
+    def _load(self, task: Task, indices: object) -> tuple[object, BaseException | None]:
         """Make a batch by the user's code, with the generators lent; or return what it raised."""
         builder, number, context = self._builder, task.number & POSITION, reading()
         draws, tapes, rng = self._draws, builder.held.tapes, None

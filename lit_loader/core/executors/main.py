@@ -22,7 +22,7 @@ import pickle
 import sys
 import threading
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -213,7 +213,7 @@ class _Worker:
         where = status, self._id, slot, offset, at, used
         self._send(packed_reply(*where, *progress.stages(samples, now, *clocked)))
 
-    def _encode(self, batch: Any, task: Task, writer: SlotWriter) -> tuple[int, int, int]:
+    def _encode(self, batch: object, task: Task, writer: SlotWriter) -> tuple[int, int, int]:
         """Write the batch into its slot, or a larger one, which the parent grants."""
         offset = task.slot
         while True:

@@ -80,7 +80,7 @@ def importable_main(hide: bool = False) -> Iterator[None]:
 
     A process that is started meanwhile would otherwise end, trying to run that file.
     """
-    names, hidden = vars(sys.modules["__main__"]), dict[str, Any]()
+    names, hidden = vars(sys.modules["__main__"]), dict[str, object]()
     if hide or not main_is_importable():
         hidden = {name: names[name] for name in ("__file__", "__spec__") if name in names}
     names.update(dict.fromkeys(hidden))

@@ -301,7 +301,7 @@ class WorkerPool:
     # --- tasks ---
 
     def submit(
-        self, number: int, indices: Any, epoch: int, seeds: PassSeeds, own: bool = False
+        self, number: int, indices: object, epoch: int, seeds: PassSeeds, own: bool = False
     ) -> None:
         """Submit the task of a number (`core/transport/messages.py`).
 

@@ -71,7 +71,7 @@ class WorkerSetup:
             self.broken = WorkerException.capture(error, f"{who}, {where}")
 
     def failure(
-        self, error: BaseException, number: int, indices: Any, progress: Progress
+        self, error: BaseException, number: int, indices: object, progress: Progress
     ) -> WorkerException:
         """Carry what batch ``number`` of the epoch has raised, with where it came from.
 

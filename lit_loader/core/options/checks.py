@@ -20,13 +20,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeGuard, TypeVar
 
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
-_Options = TypeVar("_Options")
+_T = TypeVar("_T")
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 MANY: Final = 100_000
@@ -58,7 +58,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def checked(default: Any, check: Callable[[str, Any], Any]) -> Any:
+def checked(default: object, check: Callable[[str, object], object]) -> Any:
     """Return the field of an option, with its default and its check, for `checks_options`."""
     return dataclasses.field(default=default, metadata={"check": check})
 
@@ -117,19 +117,19 @@ def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Ini
     return checked  # type: ignore[return-value]
 
 
-def checks_options(kind: type[_Options], prefix: str = "") -> type[_Options]:
+def checks_options(kind: type[_T], prefix: str = "") -> type[_T]:
     """Make a frozen dataclass, whose fields `checked` makes, check what it is constructed with.
 
     All values are set at once, and those that are defaults are not checked: each loader makes a
     config, and is given few options. ``prefix`` goes before the options' names.
     """
-    init: Any = kind.__init__
+    init: Callable[..., None] = kind.__init__
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     defaults = {name: field.default for name, field in fields.items()}
     check_together = getattr(kind, "__post_init__", lambda self: None)
 
     @functools.wraps(init)
-    def checked(self: Any, *args: object, **options: Any) -> None:
+    def checked(self: object, *args: object, **options: object) -> None:
         known_options(options, defaults, prefix)
         if args:
             options = inspect.signature(init).bind(self, *args, **options).arguments
@@ -145,12 +145,12 @@ def checks_options(kind: type[_Options], prefix: str = "") -> type[_Options]:
     return kind
 
 
-def or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+def or_none(check: Callable[[str, object], _T]) -> Callable[[str, object], _T | None]:
     """Make a check accept None."""
     return lambda name, value: None if value is None else check(name, value)
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """Check True or False; 0 and 1 count, NumPy's too."""
     if type(value) is bool:
         return value
@@ -160,7 +160,7 @@ def flag(name: str, value: Any) -> bool:
     refuse(name, "True or False", value)
 
 
-def flag_or_none(name: str, value: Any) -> bool:
+def flag_or_none(name: str, value: object) -> bool:
     """Check True or False; None is False, as torch's loader takes it."""
     return value is not None and flag(name, value)
 
@@ -191,13 +191,13 @@ count = functools.partial(whole_number, low=0)
 positive = functools.partial(whole_number, low=1)
 
 
-def or_auto(low: int, below: float = math.inf) -> Callable[[str, Any], Any]:
+def or_auto(low: int, below: float = math.inf) -> Callable[[str, object], int | str]:
     """Return the check of a whole number, or "auto".
 
     The number may be text, of an environment variable, say: Hydra does not convert it.
     """
 
-    def check(name: str, value: Any) -> Any:
+    def check(name: str, value: object) -> int | str:
         if isinstance(value, str) and value.isdecimal():
             value = int(value)
         if not isinstance(value, str):
@@ -207,7 +207,7 @@ def or_auto(low: int, below: float = math.inf) -> Callable[[str, Any], Any]:
     return check
 
 
-def memory_size(name: str, value: Any, low: int = 0, below: float = 2**42) -> int:
+def memory_size(name: str, value: object, low: int = 0, below: float = 2**42) -> int:
     """Check an amount of memory: a number of bytes, or text such as "2 GB" or "512 MiB"."""
     if not isinstance(value, str):
         return whole_number(name, value, low, below, of="bytes")
@@ -233,22 +233,22 @@ def number(name: str, value: Any, of: str = "") -> float:
 seconds = functools.partial(number, of=" of seconds")
 
 
-def text(name: str, value: Any) -> str:
+def text(name: str, value: object) -> str:
     """Check a string."""
     return plain(value) if isinstance(value, str) else refuse(name, "a string", value)  # type: ignore[no-any-return]
 
 
-def filled_text(name: str, value: Any) -> str:
+def filled_text(name: str, value: object) -> str:
     """Check a string that is not empty."""
     return text(name, value) or refuse(name, "a string that is not empty", value)
 
 
-def path(name: str, value: Any) -> Path:
+def path(name: str, value: object) -> Path:
     """Check the name of a file or folder; returns the absolute one."""
     return (value if isinstance(value, Path) else Path(filled_text(name, value))).absolute()
 
 
-def one_of(name: str, value: Any, choices: Iterable[str], constraint: str = "") -> str:
+def one_of(name: str, value: object, choices: Iterable[str], constraint: str = "") -> str:
     """Check a string that must be one of a few."""
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
@@ -256,7 +256,7 @@ def one_of(name: str, value: Any, choices: Iterable[str], constraint: str = "") 
     return plain(value)  # type: ignore[no-any-return]
 
 
-def function(name: str, value: Any) -> Callable[..., Any]:
+def function(name: str, value: object) -> Callable[..., object]:
     """Check a function, or anything else that can be called."""
     if isinstance(value, str):
         raise OptionError(
@@ -268,7 +268,7 @@ def function(name: str, value: Any) -> Callable[..., Any]:
     return undeferred(value)
 
 
-def undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
+def undeferred(value: Callable[..., object]) -> Callable[..., object]:
     """A plain functools.partial in place of the one that Hydra makes of ``_partial_: true``.
 
     Hydra's checks its target policy again at every call (about 150 µs, and a spawned worker would
@@ -280,7 +280,7 @@ def undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
     return value
 
 
-def is_iterable(value: Any) -> bool:
+def is_iterable(value: object) -> bool:
     """Whether this can be iterated."""
     # A class has an __iter__ of its instances, and old-style sequences have __getitem__ alone.
     # NumPy's single numbers have the latter, arrays and tensors without dimensions have both.
@@ -291,12 +291,12 @@ def is_iterable(value: Any) -> bool:
     )
 
 
-def is_factory(value: Any) -> bool:
+def is_factory(value: object) -> TypeGuard[Callable[..., Any]]:
     """Whether this makes a sampler when it is called with the dataset."""
     return callable(value) and not is_iterable(value)
 
 
-def indices(name: str, value: Any) -> Any:
+def indices(name: str, value: object) -> object:
     """Check a sampler or batch sampler, or what makes one."""
     if isinstance(value, str) or not (is_iterable(value) or is_factory(value)):
         refuse(name, "an iterable, or a callable that makes one from the dataset", value)
@@ -307,7 +307,7 @@ def indices(name: str, value: Any) -> Any:
     return value
 
 
-def _needed(value: Callable[..., Any]) -> list[str]:
+def _needed(value: Callable[..., object]) -> list[str]:
     """Return the names of the arguments that a callable has to be given."""
     try:
         every = inspect.signature(value, follow_wrapped=False).parameters.values()
@@ -317,7 +317,7 @@ def _needed(value: Callable[..., Any]) -> list[str]:
     return [each.name for each in every if each.default is each.empty and each.kind not in several]
 
 
-def start_method(name: str, value: Any) -> Any:
+def start_method(name: str, value: object) -> object:
     """Check a start method or a multiprocessing context."""
     if not isinstance(value, BaseContext) and value not in START_METHODS:
         methods = ", ".join(map(repr, START_METHODS))
@@ -328,14 +328,14 @@ def start_method(name: str, value: Any) -> Any:
     return plain(value)
 
 
-def generator(name: str, value: Any) -> Any:
+def generator(name: str, value: object) -> object:
     """Check a torch.Generator."""
     import torch  # not by who only reads options
 
     return value if isinstance(value, torch.Generator) else refuse(name, "a torch.Generator", value)
 
 
-def remote_workers(name: str, value: Any) -> Any:
+def remote_workers(name: str, value: object) -> object:
     """Check what makes batches on other machines: a `RayWorkers`, or its options."""
     import lit_loader  # an add-on's class, by its public name
 
@@ -353,14 +353,14 @@ def is_dataset(source: object) -> bool:
     )
 
 
-def is_list(value: object) -> bool:
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     """Whether this is a list or tuple; a Hydra node without ``_convert_`` has others for them."""
     if isinstance(value, (list, tuple)):
         return True
     return isinstance(value, Sequence) and type(value).__module__.startswith("omegaconf.")
 
 
-def check_dataset(dataset: Any, loading: bool = False) -> None:
+def check_dataset(dataset: object, loading: bool = False) -> None:
     """Refuse what can be neither indexed nor iterated; and what cannot by a loader, if it loads."""
     # Python looks these up in the class; a forgotten pair of brackets is found so, too.
     kind = type(dataset)

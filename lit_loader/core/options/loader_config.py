@@ -29,14 +29,14 @@ _EXCEPTIONS: Final = (
 )
 
 
-def _exception_classes(name: str, value: Any) -> tuple[type[Exception], ...]:
+def _exception_classes(name: str, value: object) -> tuple[type[Exception], ...]:
     """Check a list of exception classes, or of their names; returns the classes."""
     if not checks.is_list(value):
         checks.refuse(name, _EXCEPTIONS, value)
     return tuple(_exception(name, item) for item in value)
 
 
-def _exception(name: str, value: Any) -> type[Exception]:
+def _exception(name: str, value: object) -> type[Exception]:
     kind = value
     if isinstance(value, str):
         with contextlib.suppress(Exception):  # whatever importing a module of the user's raises
@@ -46,7 +46,7 @@ def _exception(name: str, value: Any) -> type[Exception]:
     return kind
 
 
-def _one_of(kind: Any) -> Callable[[str, Any], str]:
+def _one_of(kind: object) -> Callable[[str, object], str]:
     return partial(checks.one_of, choices=get_args(kind))
 
 
@@ -77,7 +77,7 @@ class Retry:
     on: Sequence[type[Exception] | str] = checked((OSError, TimeoutError), _exception_classes)
 
     @classmethod
-    def check(cls, name: str, value: Any) -> int | Retry:
+    def check(cls, name: str, value: object) -> int | Retry:
         """Check the option ``sample_retries``: a number, one of this class, or its options."""
         if isinstance(value, Mapping):
             return cls(**value)
@@ -137,7 +137,7 @@ class LoaderConfig:
     pin_memory: bool = checked(False, checks.flag_or_none)
     drop_last: bool = checked(False, flag)
     timeout: float = checked(0, seconds)
-    worker_init_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
+    worker_init_fn: Callable[..., object] | None = checked(None, or_none(checks.function))
     multiprocessing_context: Any = checked(None, or_none(checks.start_method))
     generator: Any = checked(None, or_none(checks.generator))
     prefetch_factor: int | None = checked(None, or_none(partial(positive, below=checks.MANY)))
@@ -147,7 +147,7 @@ class LoaderConfig:
     worker_method: WorkerMethod = checked("multiprocessing", _one_of(WorkerMethod))
     seed: int | None = checked(None, or_none(partial(count, below=2**64)))
     seeding: Seeding = checked("batch", _one_of(Seeding))
-    reseed_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
+    reseed_fn: Callable[..., object] | None = checked(None, or_none(checks.function))
     num_replicas: int | Literal["auto"] | None = checked(None, or_none(checks.or_auto(1)))
     rank: int | None = checked(None, or_none(count))
     num_shards: int | None = checked(None, or_none(partial(positive, below=2**20)))
@@ -347,7 +347,7 @@ class LoaderConfig:
 DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(LoaderConfig)}
 
 
-def check_option(name: str, value: Any) -> Any:
+def check_option(name: str, value: object) -> Any:
     """Returns an option's value, normalised; that of anything else as it is."""
     field = LoaderConfig.__dataclass_fields__.get(name)
     return value if field is None else field.metadata["check"](name, value)

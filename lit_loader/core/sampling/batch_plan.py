@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -89,7 +89,7 @@ class Shard:
             positions %= max(length, 1)
         return positions
 
-    def deal(self, items: list[Any], head: list[Any]) -> list[Any]:
+    def deal(self, items: list[object], head: list[object]) -> list[object]:
         """Return this rank's items of a part of the stream that begins at a multiple of the ranks.
 
         A number of items that does not divide evenly is the stream's end; ``head`` are its first
@@ -124,7 +124,7 @@ class SamplerEpochs:
                 return int(epoch)
         return None
 
-    def set(self, epoch: int, informed: tuple[Any, ...] = ()) -> None:
+    def set(self, epoch: int, informed: tuple[object, ...] = ()) -> None:
         """Set an epoch that the program has set on the loader; not of users' ``informed`` ones."""
         for sampler in self._samplers:
             if hasattr(sampler, "requested_epoch") or not any(sampler is each for each in informed):
@@ -152,12 +152,12 @@ class BatchPlan:
 
     def __init__(
         self,
-        source: Iterable[Any],
+        source: Iterable[object],
         batched: bool = False,
         batch_size: int | None = 1,
         drop_last: bool = False,
         shard: Shard | None = None,
-        shown: Any = None,
+        shown: object = None,
     ) -> None:
         self.source: Any = source
         own = source if isinstance(source, ComputedOrder) else None
@@ -264,7 +264,7 @@ class ComputedBatches:
     """
 
     computed = True
-    at_start: Any = None  # what must be remembered before the pass
+    at_start: Mapping[str, object] | None = None  # what must be remembered before the pass
 
     def __init__(self, plan: BatchPlan, place: Position) -> None:
         self._plan, self._epoch, self._order = plan, place.epoch, plan.order(place)
@@ -272,12 +272,13 @@ class ComputedBatches:
         self._share = plan.shard.share(self._length)
         if plan.drop_last:
             self._share -= self._share % plan.size
-        self._chunk: tuple[int, Any] = 0, ()  # the first's number, and indices of some batches
+        # The number of the first batch that is kept, and the indices of some from there on.
+        self._chunk: tuple[int, Indices | Sequence[int]] = 0, ()
         # Batches are computed, and kept, by their order itself.
         self._most = 1 if plan.batched else max(1, CHUNK // plan.size)
         self._next_size = min(self._most, max(1, _FIRST_CHUNK // plan.size))
 
-    def draw(self, number: int, where: object = None) -> Any:
+    def draw(self, number: int, where: object = None) -> object:
         """Return batch ``number``; StopIteration after the last."""
         first, chunk = self._chunk
         at = (number - first) * self._size
@@ -285,7 +286,7 @@ class ComputedBatches:
             at, (_, chunk) = 0, self._compute(number)
         return chunk[at] if self._plan.single else chunk[at : at + self._size]
 
-    def at(self, number: int) -> Any:
+    def at(self, number: int) -> Indices | np.int64:
         """Return batch ``number`` alone; nothing is begun by that. IndexError: there is none."""
         start = number * self._size
         stop = min(start + self._size, self._share)
@@ -301,7 +302,7 @@ class ComputedBatches:
     def at_end(self) -> None:
         """Return what must be remembered after the pass: nothing."""
 
-    def _compute(self, number: int) -> tuple[int, Any]:
+    def _compute(self, number: int) -> tuple[int, Indices | Sequence[int]]:
         plan, start = self._plan, number * self._size
         stop = min(start + self._next_size * self._size, self._share)
         if start >= stop:
@@ -312,7 +313,7 @@ class ComputedBatches:
         return self._chunk
 
 
-def generator_of(source: Any) -> Any:
+def generator_of(source: object) -> object:
     """Return the generator that a sampler has as its attribute; None if it has none."""
     if isinstance(source, ComputedOrder):
         return None
@@ -323,7 +324,7 @@ def generator_of(source: Any) -> Any:
     return generator
 
 
-def distributed_sampler_of(sampler: Any) -> DistributedSampler[Any] | None:
+def distributed_sampler_of(sampler: object) -> DistributedSampler[object] | None:
     """Find what shards in a sampler, or in a batch sampler's sampler; None: neither does."""
     for _ in range(4):  # of a wrapper around a batch sampler around a wrapper
         if sampler is None or isinstance(sampler, DistributedSampler):
@@ -340,13 +341,13 @@ class ShownSamplers(NamedTuple):
     """
 
     sampler: Any
-    batch_sampler: Any
-    cut: Any = None
+    batch_sampler: Iterable[object] | None
+    cut: Iterable[object] | None = None
     batch_size: int | None = None
     drop_last: bool | None = None
 
     @classmethod
-    def of(cls, sampler: Any, batches: Any) -> ShownSamplers:
+    def of(cls, sampler: object, batches: Iterable[object] | None) -> ShownSamplers:
         """Note what a loader with these samplers shows now."""
         if type(batches) is not BatchSampler:
             return cls(sampler, batches)
@@ -359,7 +360,7 @@ class ShownSamplers(NamedTuple):
     def plan(self, batch_size: int | None) -> BatchPlan:
         """Make the plan of the batches; a batch sampler takes the place of a batch size."""
         batched, size, drop_last = self.batch_sampler is not None, None, False
-        shown = self.batch_sampler if batched else self.sampler
+        shown = self.sampler if self.batch_sampler is None else self.batch_sampler
         if self.cut is not None:
             default = batch_size is not None and self.cut is self.sampler
             if default or _sharding_of(self.cut) is not None:
@@ -374,8 +375,8 @@ def choose_samplers(
     dataset: Any,
     iterable: bool,
     seeds: LoaderSeeds,
-    share: Callable[[Any, Shard], Any],
-) -> tuple[Iterable[Any], Iterable[Any] | None]:
+    share: Callable[[Iterable[object], Shard], Iterable[object]],
+) -> tuple[Iterable[object], Iterable[object] | None]:
     """Make what ``loader.sampler`` and ``loader.batch_sampler`` show: what this process reads.
 
     The seeds learn of a distributed sampler of the user's. An OptionError, if such a
@@ -414,12 +415,12 @@ def choose_samplers(
     return sampler, batches
 
 
-def is_share(sampler: Any) -> bool:
+def is_share(sampler: object) -> bool:
     """Whether a sampler shows a rank's share of another one, its ``source``."""
     return isinstance(getattr(sampler, "shard", None), Shard)
 
 
-def order_name(source: Any) -> str:
+def order_name(source: object) -> str:
     """Name an order in a state: the sampler's class, or that it is a shuffle of the loader's own.
 
     That of a ``DistributedSampler`` is one, too: a pass continues in the order it began with.
@@ -427,7 +428,7 @@ def order_name(source: Any) -> str:
     return "shuffled" if isinstance(source, ShuffledSampler) else type(source).__name__
 
 
-def _check_length(sampler: Any, dataset: Any) -> None:
+def _check_length(sampler: object, dataset: Any) -> None:
     """Refuse a sampler of another dataset's lengths: samples would be left out, or not be there."""
     known = sampler.dataset_length if isinstance(sampler, ComputedOrder) else None
     if known is None or not hasattr(type(dataset), "__len__"):
@@ -444,7 +445,7 @@ def _check_length(sampler: Any, dataset: Any) -> None:
         )
 
 
-def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> None:
+def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[object]) -> None:
     theirs, ours = (sampler.rank, sampler.num_replicas), (config.rank, config.num_replicas)
     if ours not in ((None, None), theirs):
         raise OptionError(
@@ -469,5 +470,5 @@ def _sharding_of(sampler: Any) -> tuple[Any, Shard] | None:
     order: ComputedOrder = OrderedSampler(data)
     if sampler.shuffle:
         order = ShuffledSampler(data, distributed=sampler.seed)
-    remainder: Any = "drop" if sampler.drop_last else "pad"
+    remainder: Literal["drop", "pad"] = "drop" if sampler.drop_last else "pad"
     return order, Shard(sampler.rank, sampler.num_replicas, remainder)

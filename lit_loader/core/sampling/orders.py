@@ -22,7 +22,7 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any, Final
 
 import numpy as np
@@ -119,11 +119,11 @@ def _add_random(digit: _Words, radix: np.uint64, other: _Words, key: np.uint64) 
 
 def _random_words(count: int, seed: int) -> _Words:
     """Return ``count`` words of the SplitMix64 stream that starts at a mixed seed."""
-    start: Any = _mix(np.array([seed & 0xFFFF_FFFF_FFFF_FFFF], dtype=np.uint64))
+    start = _mix(np.array([seed & 0xFFFF_FFFF_FFFF_FFFF], dtype=np.uint64))
     return _mix(start + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64))
 
 
-def _mix(words: Any) -> _Words:
+def _mix(words: _Words) -> _Words:
     words = (words ^ (words >> _30)) * _MULTIPLIER_1
     words = (words ^ (words >> _27)) * _MULTIPLIER_2
     mixed: _Words = words ^ (words >> _31)
@@ -156,11 +156,11 @@ class ComputedOrder:
         """
         raise NotImplementedError
 
-    def order_state(self) -> dict[str, Any] | None:
+    def order_state(self) -> Mapping[str, object] | None:
         """Return what a state must have of the order, besides its fingerprint; None: nothing."""
         return None
 
-    def place_in(self, state: Any, epoch: int, items: int) -> int:
+    def place_in(self, state: object, epoch: int, items: int) -> int:
         """Return how many items of this order an epoch has had, of which a state counts ``items``.
 
         ``state`` is what `order_state` gave, or anything else. A StateError if no place of this
@@ -224,7 +224,7 @@ class ShuffledSampler(ComputedOrder, RandomSampler):
 
     def __init__(
         self,
-        data_source: Any,
+        data_source: Sized,
         generator: torch.Generator | None = None,
         seed: Seed = 0,
         distributed: int | None = None,
@@ -288,7 +288,7 @@ def _randperm(length: int, seed: int) -> Indices:
 _TORCH_SEEDS = 0xFFFF_FFFF_FFFF_FFFF
 
 
-def epoch_number(epoch: Any) -> int:
+def epoch_number(epoch: object) -> int:
     """Return an epoch's number as an int; an OptionError if it is none that travels to workers."""
     number = whole_number("epoch", epoch)
     if not is_epoch(number):
@@ -296,7 +296,7 @@ def epoch_number(epoch: Any) -> int:
     return number
 
 
-def shown_epoch(owner: Any) -> int | None:
+def shown_epoch(owner: object) -> int | None:
     """The epoch that a sampler with ``set_epoch`` shows as its attribute; None: it shows none."""
     if not callable(getattr(owner, "set_epoch", None)):
         return None

@@ -83,13 +83,13 @@ class SamplerBatches:
         self._first = place.batches
         self._generator: bytes | None = None  # the sampler's as the pass began, packed
         self._given: Mapping[str, Any] = (place.sampler or {}) if resumed else {}
-        self._batches: Iterator[Any] | None = None  # None: to be opened at the batch that is due
+        self._batches: Iterator[object] | None = None  # None: to be opened at the batch that is due
         self._at = place.batches
         self._opened: OpenStream | None = None
         # What the sampler must remember before this pass; None: nothing, or nothing was drawn.
-        self.at_start: dict[str, Any] | None = None
+        self.at_start: Mapping[str, object] | None = None
 
-    def draw(self, number: int, where: PassPosition) -> Any:
+    def draw(self, number: int, where: PassPosition) -> object:
         """Return batch ``number``: a list of indices, one index, or what the batch sampler yields.
 
         It is the one that comes next, or the one that an exception kept from the consumer.
@@ -114,7 +114,7 @@ class SamplerBatches:
         except Exception:  # the user's
             return None
 
-    def _finish(self, batches: Iterator[Any]) -> None:
+    def _finish(self, batches: Iterator[object]) -> None:
         """Bring the sampler to its end, after which many prepare their next pass.
 
         Some programs ask for ``len(loader)`` batches and no more.
@@ -126,26 +126,26 @@ class SamplerBatches:
         else:
             self._batches = itertools.chain(more, batches)
 
-    def after(self) -> dict[str, Any] | None:
+    def after(self) -> Mapping[str, object] | None:
         """Return what the sampler must remember after a pass that was drawn up to the place."""
         batches = self._open(self._first)
         if self._plan.is_end(self._first):
             self._finish(batches)
         return self.at_end()
 
-    def at_end(self) -> dict[str, Any] | None:
+    def at_end(self) -> Mapping[str, object] | None:
         """Return what the sampler must remember after this pass; None: nothing."""
         if self._opened is not None and self._opened.stateful:
             return {**(self._opened.state() or {}), OVER: True}
         packed = pack_generator(generator_of(self._plan.source))
         return None if packed is None else {GENERATOR: packed}
 
-    def _open(self, number: int) -> Iterator[Any]:
+    def _open(self, number: int) -> Iterator[object]:
         """Begin to draw at a batch."""
         if self._opened is not None and isinstance(self._plan.source, _ONCE_ONLY):
             return self._rank_batches()
         # It is opened with the seed of the pass's start: many samplers draw their order in iter().
-        self._digest, self._groups, self._head = 0, 0, list[Any]()
+        self._digest, self._groups, self._head = 0, 0, list[object]()
         source, given = self._plan.source, self._given
         generator = generator_of(source)
         own = {part: given[part] for part in (SAMPLER, ITERATOR) if part in given}
@@ -169,7 +169,7 @@ class SamplerBatches:
             self._compare(number)
         return self._rank_batches()
 
-    def _is_seeded_anew(self, packed: bytes, generator: Any) -> bool:
+    def _is_seeded_anew(self, packed: bytes, generator: object) -> bool:
         """Whether the program has seeded the sampler's generator for the pass that begins.
 
         As by ``manual_seed(epoch)``, or in the sampler's ``set_epoch``, after a state between two
@@ -182,7 +182,7 @@ class SamplerBatches:
         known = saved.initial_seed(), self._plan.generator_seed
         return generator.initial_seed() not in known
 
-    def _begin(self, own: Mapping[str, Any]) -> Iterator[Any]:
+    def _begin(self, own: Mapping[str, object]) -> Iterator[object]:
         """Iterate the sampler from where its ``own`` state says."""
         source = self._plan.source
         cuts = type(source) is BatchSampler
@@ -193,14 +193,14 @@ class SamplerBatches:
             inner.generator = torch.Generator().manual_seed(self._seed)
         self._is_still = isinstance(inner, ComputedOrder) or type(inner) in _NO_GLOBAL_DRAWS
         opened = self._opened = self._lent(lambda: OpenStream(inner, SAMPLER, own, role=role))
-        items: Iterator[Any] = opened.iterator
+        items: Iterator[object] = opened.iterator
         if not cuts:
             return items
         cutter = copy.copy(source)
         cutter.sampler = _going_on(items)
         return iter(cutter)
 
-    def _rank_batches(self) -> Iterator[Any]:
+    def _rank_batches(self) -> Iterator[object]:
         """Draw this rank's batches."""
         plan, shard = self._plan, self._plan.shard
         group = self._next_group()
@@ -212,7 +212,7 @@ class SamplerBatches:
                 yield mine[0] if plan.single else mine
             group = self._next_group() if len(group) == self._group_size else []
 
-    def _next_group(self) -> list[Any]:
+    def _next_group(self) -> list[object]:
         """Draw the items of all ranks for one batch of each."""
         group = self._lent(lambda: list(itertools.islice(_going_on(self._items), self._group_size)))
         self._groups += 1
@@ -226,7 +226,7 @@ class SamplerBatches:
             self._head += group[:missing]
         return group
 
-    def _note_start(self, first: list[Any]) -> None:
+    def _note_start(self, first: list[object]) -> None:
         """Note what leads to the start of the pass, once its first items are drawn."""
         assert self._opened is not None
         if self._opened.stateful:
@@ -248,7 +248,7 @@ class SamplerBatches:
             rng.seed(extend(self._seed, self._groups) >> 1)
             return draw()
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> Mapping[str, object]:
         """Return what the sampler must remember after the batch drawn last."""
         assert self._opened is not None
         if self._opened.stateful:
@@ -272,12 +272,12 @@ class SamplerBatches:
         )
 
 
-def _raising(error: Exception) -> Iterator[Any]:
+def _raising(error: Exception) -> Iterator[object]:
     raise error
     yield
 
 
-def _going_on(items: Iterator[Any]) -> Iterator[Any]:
+def _going_on(items: Iterator[_T]) -> Iterator[_T]:
     """Draw without ``iter``, at which samplers that are their own iterators begin again."""
     while True:
         try:
@@ -308,7 +308,7 @@ def _whose(plan: BatchPlan) -> tuple[int, int]:
     return 0, 1
 
 
-def _refuse_single(batch: Any) -> None:
+def _refuse_single(batch: object) -> None:
     """Refuse what a flat batch sampler gives; a batch may be any other object than a number."""
     if (
         batch is None

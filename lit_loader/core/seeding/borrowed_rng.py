@@ -42,7 +42,7 @@ _NAMES: Final = {TORCH: "torch", NUMPY: "numpy.random", PYTHON: "random"}
 _numpy: Any = np.random  # its stubs do not know all of its functions
 _torch: Final = torch.default_generator
 _scratch: Final = torch.Generator(), np.random.RandomState(0), random.Random(0)
-_spares: Final[list[Any]] = []  # bit generators to put behind numpy.random
+_spares: Final[list[np.random.BitGenerator]] = []  # bit generators to put behind numpy.random
 
 
 class Draws:
@@ -75,11 +75,11 @@ class Draws:
         )
 
 
-_known: Final[dict[int, tuple[weakref.ref[Any], list[tuple[Any, Draws]]]]] = {}
+_known: Final[dict[int, tuple[weakref.ref[object], list[tuple[object, Draws]]]]] = {}
 _MOST_FUNCTIONS: Final = 4
 
 
-def draws_of(dataset: Any, collate_fn: Any) -> Draws:
+def draws_of(dataset: object, collate_fn: object) -> Draws:
     """Return what is known of a dataset and a function, in this process."""
     key = id(dataset)
     if key not in _known or _known[key][0]() is not dataset:
@@ -119,10 +119,10 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
         self._draws, self._held, self._always = draws, held, always
         self._lock: GeneratorLock | None = None
         # The states of what is lent, and NumPy's bit generator; None: that one is not lent.
-        self._torch: Any = None
-        self._python: Any = None
-        self._bits: Any = None
-        self._states: list[Any] = []
+        self._torch: torch.Tensor | None = None
+        self._python: tuple[object, ...] | None = None
+        self._bits: np.random.BitGenerator | None = None
+        self._states: list[object] = []
         self._is_watched, self._drawn = watched, 0
         self._seeds: tuple[int, int] | None = None  # the batch's, and what NumPy's is seeded by
         self.late: str | None = None

@@ -46,7 +46,7 @@ KINDS: Final = (
     *(np.random.Generator, np.random.RandomState, np.random.BitGenerator),
 )
 
-GLOBAL_GENERATORS: Final[tuple[Any, ...]] = (
+GLOBAL_GENERATORS: Final[tuple[object, ...]] = (
     random.seed.__self__,  # type: ignore[attr-defined]
     np.random.rand.__self__,  # type: ignore[attr-defined]
     torch.default_generator,
@@ -71,13 +71,13 @@ _SHARING: Final = frozenset(
     f"multiprocessing.{name}" for name in ("sharedctypes", "shared_memory", "managers", "queues")
 )
 
-_Lead = tuple[str | int, Any]  # an item's place, or the step as it is shown
+_Lead = tuple[str | int, object]  # an item's place, or the step as it is shown
 
 
 class Found(NamedTuple):
     """What a search has found: generators by the path at which each comes first."""
 
-    generators: tuple[tuple[str, Any], ...] = ()
+    generators: tuple[tuple[str, object], ...] = ()
     shared: str | None = None  # where something is that another process may change
     cut: str | None = None  # where the search has ended at one of its limits
 
@@ -154,12 +154,12 @@ def _have_roles(kinds: frozenset[type]) -> frozenset[_Role]:
     return frozenset(map(_role, kinds))
 
 
-def _roles(values: Iterable[Any]) -> frozenset[_Role]:
+def _roles(values: Iterable[object]) -> frozenset[_Role]:
     """Return the roles of some objects, by a few steps however many they are."""
     return _have_roles(frozenset(map(type, [*values])))
 
 
-def _is_closed(module: Any, closed: frozenset[str] = CLOSED) -> bool:
+def _is_closed(module: object, closed: frozenset[str] = CLOSED) -> bool:
     return isinstance(module, str) and module.partition(".")[0] in closed
 
 
@@ -234,7 +234,7 @@ class _Search:
                 self.shared = self.path(number) + str(step)
             self.look_at(part, number, step)
 
-    def _look_at_module(self, owner: Any) -> None:
+    def _look_at_module(self, owner: object) -> None:
         """Note the generators among the globals of the module that defines a class or function."""
         name = getattr(owner, "__module__", None)
         if not isinstance(name, str) or name in self._modules or _is_closed(name, _NO_GLOBALS):
@@ -275,12 +275,12 @@ def _items(value: Any, kind: type) -> Iterator[_Lead]:
     return enumerate(islice(items, MAX_OBJECTS))
 
 
-def _key_step(key: Any) -> str | int:
+def _key_step(key: object) -> str | int:
     return f"[{key!r}]" if type(key) is str else key if type(key) is int else "[?]"
 
 
 def _parts(
-    value: Any, kind: type, role: _Role, own: Iterable[Any], leaves: bool
+    value: Any, kind: type, role: _Role, own: Iterable[type], leaves: bool
 ) -> Iterator[_Lead]:
     """Yield what an object that is no container leads to; ``own`` are its classes with members.
 
@@ -321,7 +321,7 @@ _UNUSED: Final = frozenset({_Role.LEAF, _Role.FUNCTION})
 _second: Final = itemgetter(1)
 
 
-def instance_dict(value: Any) -> dict[str, Any]:
+def instance_dict(value: object) -> dict[str, object]:
     """Return the ``__dict__`` of an object; an empty one if it has none."""
     try:
         attributes = object.__getattribute__(value, "__dict__")
@@ -354,13 +354,13 @@ def _is_shared(value: Any) -> bool:
 class Tape(NamedTuple):
     """How to read, write and reseed a generator's state, and to draw a number from it."""
 
-    read: Callable[[], Any]
+    read: Callable[[], object]
     write: Callable[[Any], object]
     reseed: Callable[[int], object]
     draw: Callable[[], int]
 
 
-def tape(value: Any) -> Tape | None:
+def tape(value: object) -> Tape | None:
     """Return how a generator is read, written and reseeded; None if it has no state."""
     if isinstance(value, torch.Generator):
         number = torch.empty((), dtype=torch.int64, device=value.device)
@@ -385,7 +385,7 @@ def tape(value: Any) -> Tape | None:
     return None
 
 
-def _reseed_bits(bits: Any, seed: int) -> None:
+def _reseed_bits(bits: np.random.BitGenerator, seed: int) -> None:
     bits.state = type(bits)(seed).state
     # What spawn() returns depends on how often it was called, which the seed sequence counts. Its
     # constructor begins again at 0.
@@ -407,7 +407,7 @@ def _reseed_random_state(generator: np.random.RandomState, seed: int) -> None:
 
 
 def own_seeds(
-    found: Iterable[tuple[str, Any]], known: Mapping[str, int], is_seeded: bool
+    found: Iterable[tuple[str, object]], known: Mapping[str, int], is_seeded: bool
 ) -> dict[str, int]:
     """Return the number that each held generator counts from, by its path.
 
@@ -436,7 +436,7 @@ class HeldGenerators:
     """
 
     def __init__(
-        self, found: Iterable[tuple[str, Any]], own: Mapping[str, int], seeds: PassSeeds
+        self, found: Iterable[tuple[str, object]], own: Mapping[str, int], seeds: PassSeeds
     ) -> None:
         self.tapes: list[Tape] = []
         self.paths: list[str] = []

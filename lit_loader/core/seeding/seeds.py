@@ -106,7 +106,7 @@ def index_number(index: Any) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def canonical_pickle(value: Any) -> bytes:
+def canonical_pickle(value: object) -> bytes:
     """Pickle a value so that equal values give equal bytes."""
     file = io.BytesIO()
     pickler = _Pickler(file, protocol=4)
@@ -118,7 +118,7 @@ def canonical_pickle(value: Any) -> bytes:
 class _Pickler(pickle.Pickler):
     """Writes tensors as their bytes: what torch writes of a storage differs each time."""
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if type(obj) is not torch.Tensor:
             return NotImplemented
         return tuple, (str(obj.dtype), tuple(obj.shape), tensor_bytes(obj).tobytes())
@@ -151,7 +151,7 @@ class BatchRng:
         self._size, self.rank, self.replicas = size, rank, replicas
         self.pass_seed = self.batch = 0
         self.step: Any = None  # has the place of the sample that is being read; None: none is
-        self._made: dict[Any, Any] = {}
+        self._made: dict[object, Any] = {}
 
     def begin(self, pass_seed: int, batch: int) -> None:
         """Begin a batch, by its number over all ranks."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lit_loader.core.seeding import loader_seeds
 from lit_loader.core.seeding.held_generators import GLOBAL_GENERATORS, tape
@@ -39,7 +39,7 @@ class SharedDraws:
 
     def __init__(
         self,
-        found: Iterable[tuple[str, Any]],
+        found: Iterable[tuple[str, object]],
         quiet_since: Callable[[], int] = lambda: 1,
         harm: str = "it is chance which sample gets which random number",
     ) -> None:

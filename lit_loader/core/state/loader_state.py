@@ -27,7 +27,7 @@ import itertools
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from lit_loader.core.state.position import COUNT, Position, Root
 from lit_loader.core.state.state_validation import (
@@ -57,22 +57,22 @@ STREAM: Final = "EndlessSampler"
 """The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""
 
 
-def _is_seed(value: Any) -> bool:
+def _is_seed(value: object) -> bool:
     return value is None or is_count(value, 2**64)
 
 
-def _are_counts(value: Any, below: int) -> bool:
+def _are_counts(value: object, below: int) -> bool:
     return isinstance(value, (list, tuple)) and all(is_count(number, below) for number in value)
 
 
-def _are_generators(value: Any) -> bool:
+def _are_generators(value: object) -> bool:
     if isinstance(value, (list, tuple)) and value and type(value[0]) is bytes:
         return len(value[0]) <= MAX_PACKED and _are_counts(value[1:], 2**64)
     return _are_counts(value, 2**64)
 
 
 _SEED: Final = "a whole number below 2**64, or None"
-_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str, Any]]] = {
+_KEYS: Final[dict[str, tuple[Callable[[object], bool], str, Any]]] = {
     "epoch": (is_epoch, "a whole number", ...),
     "pass": (is_count, "a whole number of at least 0", 0),
     "seed": (_is_seed, _SEED, None),
@@ -147,13 +147,13 @@ class LoaderState:
                 "Resume with the dataset of the state"
             )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the state as a new dict of primitives that shares nothing with this loader.
 
         For what is of readers see `streams/reader_states.py`.
         """
         position = self.position
-        state: dict[str, Any] = {"version": VERSION, "epoch": int(position.epoch)}
+        state: dict[str, object] = {"version": VERSION, "epoch": int(position.epoch)}
         state["pass"] = position.repeat
         if position.root is not None:
             state[position.root.kind] = position.root.seed
@@ -165,7 +165,7 @@ class LoaderState:
         return state
 
     @classmethod
-    def from_dict(cls, state: Any, reader_states: Callable[[], Any]) -> LoaderState:
+    def from_dict(cls, state: object, reader_states: Callable[[], Any]) -> LoaderState:
         """Read and copy what `to_dict` gave, or a file has; a StateError if it is no state.
 
         ``reader_states`` returns what reads the parts of readers, if there are any.
@@ -193,7 +193,7 @@ class LoaderState:
         batches, ahead = field["batches"], tuple(field["ahead"])
         if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
             raise damaged(f"ahead must rise from above batches={batches}", ahead)
-        kinds: tuple[Any, ...] = ("seed", "base", "after")
+        kinds: tuple[Literal["seed", "base", "after"], ...] = ("seed", "base", "after")
         roots = [Root(field[kind], kind) for kind in kinds if field[kind] is not None]
         is_amid = bool(batches or ahead)
         if len(roots) > 1 or (is_amid and [root.kind for root in roots] in ([], ["after"])):
@@ -204,7 +204,7 @@ class LoaderState:
             from lit_loader.core.state.sampler_state import checked_sampler_state
 
             sampler = checked_sampler_state(state["sampler"])
-        readers: tuple[Any, ...] = ()
+        readers: tuple[object, ...] = ()
         numbers: Sequence[int] | None = None
         if state.get("readers") is not None:
             readers, numbers = reader_states().checked(state["readers"], fingerprint)

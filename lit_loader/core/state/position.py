@@ -7,7 +7,7 @@ readers of a stream advance: `streams/stream_position.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -57,7 +57,7 @@ class Position(NamedTuple):
     order_repeat: int = 0  # the same, as far as it counts for the order: 0 where ranks share data
     batches: int = 0  # the first batches, of this number, have all been delivered
     ahead: tuple[int, ...] = ()  # batches after those, delivered too (``in_order=False``)
-    sampler: Any = None  # what the sampler must remember at ``batches``
+    sampler: Mapping[str, object] | None = None  # what the sampler must remember at ``batches``
     readers: tuple[Any, ...] = ()  # of an iterable dataset; empty for a map-style one
     since: int = 0  # batches of a stream since the pass began or was resumed, the same on all ranks
     ended: bool = False  # whether the consumer has asked for more than there was
@@ -104,17 +104,17 @@ class PassPosition:
         """Begin here, with nothing yielded yet."""
         self.start = start
         self._batches, self._ahead = start.batches, set(start.ahead)
-        self._samplers: dict[int, Any] = {start.batches: start.sampler}  # before these batches
+        self._samplers = {start.batches: start.sampler}  # before these batches
         self.ended = False
         self.latest: Any = None  # the number of the batch given out last, if it is not counted yet
         self._last: int | None = None  # of the batch that was counted last
 
-    def drawn(self, number: int, sampler: Any) -> None:
+    def drawn(self, number: int, sampler: Mapping[str, object] | None) -> None:
         """Note the sampler's state after it has given batch ``number``."""
         if sampler is not None:
             self._samplers[number + 1] = sampler
 
-    def sampler_at(self, number: int) -> Any:
+    def sampler_at(self, number: int) -> Mapping[str, object] | None:
         """Return the sampler's state before it gives batch ``number``."""
         return self._samplers.get(number)
 

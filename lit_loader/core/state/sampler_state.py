@@ -35,7 +35,7 @@ DIGEST: Final = "drawn"
 _LIST_HEADER: Final = 5
 
 
-def digest(items: Sequence[Any], before: int = 0) -> int:
+def digest(items: Sequence[object], before: int = 0) -> int:
     """Return 32 bits that tell what was drawn behind ``before``, in whatever groups."""
     try:
         data = marshal.dumps(list(items), 2)  # a version that knows nothing of shared objects
@@ -44,7 +44,7 @@ def digest(items: Sequence[Any], before: int = 0) -> int:
     return zlib.crc32(data[_LIST_HEADER:], before)
 
 
-def _told(item: Any) -> Any:
+def _told(item: Any) -> object:
     """What of an index is the same in every process."""
     if isinstance(item, (torch.Tensor, np.ndarray, np.generic)):
         return item.tolist()
@@ -57,7 +57,7 @@ def _told(item: Any) -> Any:
     return item
 
 
-def pack_generator(generator: Any) -> bytes | None:
+def pack_generator(generator: object) -> bytes | None:
     """Return a generator's state as bytes; None if it has none."""
     controls = tape(_bits_of(generator))
     if controls is None:
@@ -68,7 +68,7 @@ def pack_generator(generator: Any) -> bytes | None:
     return json.dumps(state, default=_listed).encode()
 
 
-def unpack_generator(packed: Any, generator: Any) -> None:
+def unpack_generator(packed: bytes, generator: object) -> None:
     """Bring a generator to where `pack_generator` was called.
 
     A StateError if that is not the state of such a generator, which then is as it was.
@@ -93,23 +93,23 @@ def unpack_generator(packed: Any, generator: Any) -> None:
         raise damaged(f"generator must be the state of a {kind}", packed) from error
 
 
-def _bits_of(generator: Any) -> Any:
+def _bits_of(generator: object) -> object:
     return generator.bit_generator if isinstance(generator, np.random.Generator) else generator
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: Any) -> object:
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": str(value.dtype)}
     return value.item()  # a NumPy number
 
 
-def _arrays(value: Mapping[str, Any]) -> Any:
+def _arrays(value: Mapping[str, Any]) -> object:
     if value.keys() == {"array", "dtype"} and value["dtype"] in ("uint32", "uint64"):
         return np.array(value["array"], dtype=value["dtype"])
     return value
 
 
-def checked_sampler_state(state: Any) -> dict[str, Any] | None:
+def checked_sampler_state(state: object) -> dict[str, Any] | None:
     """Copy a sampler's part of a state from outside; a StateError if it is something else."""
     if state is None:
         return None

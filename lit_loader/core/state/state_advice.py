@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 __all__ = ["advice_on"]
 
@@ -22,7 +22,7 @@ _IN_LIGHTNING: Final = (
 )
 
 
-def advice_on(name: str, shown: str, theirs: Any, ours: Any) -> str:
+def advice_on(name: str, shown: str, theirs: object, ours: object) -> str:
     """Say what to do about a part of a fingerprint, by its name, that differs."""
     field = name.rpartition(".")[2]
     text = _ADVICE.get("shares" if field == "shares" else name, f"resume with the same {shown}")

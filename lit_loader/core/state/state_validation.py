@@ -85,7 +85,7 @@ def own_part(name: str, value: Any) -> Any:
         ) from error
 
 
-def restore(thing: Any, state: Any, role: str) -> None:
+def restore(thing: Any, state: object, role: str) -> None:
     """Call ``load_state_dict`` with a copy; a StateError has what that raises as its cause."""
     with resuming(thing, role):
         thing.load_state_dict(copy.deepcopy(state))
@@ -118,7 +118,7 @@ def _told(error: Exception) -> str:
 Fingerprint = dict[str, int | float | str | bool | None]
 
 
-def fingerprint_of(name: str, thing: Any) -> Fingerprint:
+def fingerprint_of(name: str, thing: object) -> Fingerprint:
     """Ask a sampler or dataset what its data depends on: fields "name.field", or an OptionError."""
     method = getattr(thing, "state_fingerprint", None)
     if not callable(method):
@@ -135,7 +135,7 @@ def fingerprint_of(name: str, thing: Any) -> Fingerprint:
     return {f"{name}.{field}": value for field, value in fields.items()}
 
 
-def has_methods(stream: Any) -> bool:
+def has_methods(stream: object) -> bool:
     """Whether there are methods ``state_dict`` and ``load_state_dict``, whatever they take."""
     methods = (getattr(stream, name, None) for name in ("state_dict", "load_state_dict"))
     return all(map(callable, methods))

@@ -23,7 +23,7 @@ ITERATOR: Final = "iterator"
 """The key of an iterator's part of a state."""
 
 
-def wants_arguments(stream: Any) -> bool:
+def wants_arguments(stream: object) -> bool:
     """Whether these methods cannot be called as ``state_dict()`` and ``load_state_dict(state)``."""
     for name, arguments in (("state_dict", ()), ("load_state_dict", ({},))):
         try:
@@ -37,12 +37,12 @@ def wants_arguments(stream: Any) -> bool:
     return False
 
 
-def is_stateful(thing: Any) -> bool:
+def is_stateful(thing: object) -> bool:
     """Whether this has ``state_dict()`` and ``load_state_dict(state)``."""
     return has_methods(thing) and not wants_arguments(thing)
 
 
-def checked_parts(place: str, value: Any, name: str) -> dict[str, Any] | None:
+def checked_parts(place: str, value: object, name: str) -> dict[str, object] | None:
     """Copy and check a state that `OpenStream.state` may have given; ``place`` is for messages."""
     if value is None:
         return None
@@ -68,9 +68,9 @@ class OpenStream:
         self,
         source: Any,
         name: str,
-        state: Mapping[str, Any] | None = None,
+        state: Mapping[str, object] | None = None,
         role: str | None = None,
-        trusts: Callable[[Any], bool] = is_stateful,
+        trusts: Callable[[object], bool] = is_stateful,
     ) -> None:
         self._source, self._name, self._role = source, name, role or name
         self._state = state or {}
@@ -85,7 +85,7 @@ class OpenStream:
             asked[name] = source
         self.asked = {part: thing for part, thing in asked.items() if trusts(thing)}
 
-    def _restore(self, thing: Any, part: str) -> None:
+    def _restore(self, thing: object, part: str) -> None:
         if not is_stateful(thing):
             raise StateError(
                 f"the state is of a {self._role} with state_dict and load_state_dict (of the {part}"
@@ -105,11 +105,11 @@ class OpenStream:
             getattr(thing, "must_be_read_again", False) for thing in self.asked.values()
         )
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> dict[str, object] | None:
         """Return what is needed to continue from here, by part; None: it must be replayed."""
         return copy.deepcopy(self.state_now())
 
-    def state_now(self) -> dict[str, Any] | None:
+    def state_now(self) -> dict[str, object] | None:
         """Return the same, which may change as soon as reading continues."""
         if not self.stateful:
             return None

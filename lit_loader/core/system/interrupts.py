@@ -214,7 +214,7 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SENT_TO_ALL | before)
 
 
-def _do_nothing(number: int, frame: Any) -> None:
+def _do_nothing(number: int, frame: FrameType | None) -> None:
     """Handle a signal that is the parent's affair."""
 
 

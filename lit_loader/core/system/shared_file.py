@@ -125,7 +125,7 @@ class Descriptor:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         from multiprocessing import reduction  # which lit-loader-top has no use for
 
         return _arrived, (type(self), reduction.DupFd(self.fd))

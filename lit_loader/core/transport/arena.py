@@ -36,7 +36,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -157,7 +157,7 @@ class Slot:
             self.touched = keep
 
 
-class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
+class Lease(np.ndarray[tuple[int, ...], np.dtype[np.uint8]]):
     """The bytes of a slot while a batch that was given out looks into them.
 
     NumPy shortens chains of views: a view refers to the last array before the owner of the memory

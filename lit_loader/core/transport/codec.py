@@ -404,7 +404,7 @@ _SCALARS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 _STRINGS = frozenset({str})
 
 
-_Others = list[Any] | dict[int, Any]
+_Others = list[object] | dict[int, object]
 """Numbers and strings: all that the batch holds, or by their places."""
 
 
@@ -432,7 +432,7 @@ def _flat(batch: object) -> tuple[_Form | None, _Others | None, list[Part]]:
     first = type(values[0]) if values else None
     if first in _SCALARS and countOf(map(type, values), first) == len(values):
         return form, values if kind is list else [*values], []
-    others: dict[int, Any] = {}
+    others: dict[int, object] = {}
     parts: list[Part] = []
     for place, value in enumerate(values):
         if type(value) is torch.Tensor:
@@ -450,7 +450,7 @@ def _flat(batch: object) -> tuple[_Form | None, _Others | None, list[Part]]:
     return form, others or None, parts
 
 
-def _with_others(parts: list[Any], others: _Others) -> list[Any]:
+def _with_others(parts: list[Part], others: _Others) -> list[Any]:
     if type(others) is list:
         return others
     rest, count = iter(parts), len(parts) + len(others)

@@ -39,11 +39,11 @@ import pickle
 import struct
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -246,10 +246,10 @@ class _Along:
             return self.arrived[self.number]
 
 
-def _pickler(policy: Policy, carried: dict[str, object]) -> Any:
+def _pickler(policy: Policy, carried: dict[str, object]) -> type[pickle.Pickler]:
     """Make a pickler's class, which notes in ``carried`` what it takes out of ``__main__``."""
     # Looked up each time: libraries register with multiprocessing as they are imported.
-    table: dict[Any, Any] = dict(ForkingPickler(io.BytesIO()).dispatch_table)
+    table: dict[type, object] = dict(ForkingPickler(io.BytesIO()).dispatch_table)
     if not policy.along:  # nor what multiprocessing sends by descriptors
         table = {kind: how for kind, how in table.items() if kind.__module__.startswith("torch")}
     table = {**copyreg.dispatch_table, **(table if policy.apart else {})}
@@ -263,7 +263,7 @@ def _pickler(policy: Policy, carried: dict[str, object]) -> Any:
     class Freezing(base):  # type: ignore[misc]
         dispatch_table = table
 
-        def reducer_override(self, obj: Any) -> Any:
+        def reducer_override(self, obj: Any) -> object:
             if id(obj) in _PLACES:
                 return _global_generator, (_PLACES[id(obj)],)
             if policy.apart and type(obj) in _REDUCERS:
@@ -287,11 +287,11 @@ def _pickler(policy: Policy, carried: dict[str, object]) -> Any:
 _PLACES: Final = {id(each): place for place, each in enumerate(GLOBAL_GENERATORS)}
 
 
-def _global_generator(place: int) -> Any:
+def _global_generator(place: int) -> object:
     return GLOBAL_GENERATORS[place]
 
 
-def _reduce_tensor(tensor: Any, _: Policy) -> Any:
+def _reduce_tensor(tensor: torch.Tensor, _: Policy) -> object:
     """As torch does, which forgets that a view is the conjugate or negative of its bytes."""
     if not tensor.is_leaf or not (tensor.is_conj() or tensor.is_neg()):
         return NotImplemented
@@ -299,7 +299,7 @@ def _reduce_tensor(tensor: Any, _: Policy) -> Any:
     return _tensor_of, (type(tensor), plain, tensor.requires_grad)
 
 
-def _reduce_storage(storage: Any, policy: Policy) -> Any:
+def _reduce_storage(storage: torch.UntypedStorage, policy: Policy) -> object:
     nbytes = storage.nbytes()
     if policy.along and (storage.device.type != "cpu" or storage.is_shared() or not nbytes):
         return NotImplemented
@@ -316,20 +316,20 @@ def _reduce_storage(storage: Any, policy: Policy) -> Any:
     return _storage_of, (pickle.PickleBuffer(elements.data),)
 
 
-def _reduce_array(array: Any, _: Policy) -> Any:
+def _reduce_array(array: NDArray[np.generic], _: Policy) -> object:
     flags, kind = array.flags, array.dtype.kind
     if array.nbytes < LARGE or kind not in _PLAIN_KINDS or array.dtype.hasobject:
         return NotImplemented
     mapped = _reduce_mapped(array)
     if mapped is not None:
         return mapped
-    order: Any = "F" if flags.f_contiguous else "C"
+    order: Literal["F", "C"] = "F" if flags.f_contiguous else "C"
     elements = np.asarray(array).ravel(order).view(np.uint8)  # a copy if it is neither
     look = (array.dtype, array.shape, order, flags.writeable)
     return _array_of, (pickle.PickleBuffer(elements.data), *look)
 
 
-def _reduce_mapped(array: Any) -> Any:
+def _reduce_mapped(array: Any) -> object:
     """Name the file that an array looks into; None: there is none, or it is to go as it is.
 
     That is one that was written to privately (mode "c"), or whose file is gone or has another
@@ -353,7 +353,7 @@ def _reduce_mapped(array: Any) -> Any:
     return _map_again, (path, _identity(os.stat(path)), start, *look)
 
 
-_REDUCERS: Final = {
+_REDUCERS: Final[dict[type, Callable[[Any, Policy], object]]] = {
     np.ndarray: _reduce_array,
     np.memmap: _reduce_array,
     torch.Tensor: _reduce_tensor,
@@ -402,17 +402,17 @@ def _arrived(found: tuple[Any, dict[str, object]]) -> Any:
     return value
 
 
-def _tensor_of(kind: type, plain: Any, requires_grad: bool) -> Any:
+def _tensor_of(kind: type[torch.Tensor], plain: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     return plain.as_subclass(kind).requires_grad_(requires_grad)
 
 
-def _storage_of(buffer: memoryview | bytearray) -> Any:
+def _storage_of(buffer: memoryview | bytearray) -> torch.UntypedStorage:
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
 def _array_of(
     buffer: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any, writeable: bool
-) -> NDArray[Any]:
+) -> NDArray[np.generic]:
     array = np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape, order=order)
     if not writeable:
         array.flags.writeable = False
@@ -427,12 +427,12 @@ def _map_again(
     path: str,
     file: tuple[int, ...],
     start: int,
-    kind: type[NDArray[Any]],
-    dtype: np.dtype[Any],
+    kind: type[NDArray[np.generic]],
+    dtype: np.dtype[np.generic],
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     writeable: bool,
-) -> Any:
+) -> NDArray[np.generic]:
     """Map a file once more; what is written there stays this process's own."""
     with open(path, "rb") as opened:
         if _identity(os.fstat(opened.fileno())) != file:
@@ -441,7 +441,7 @@ def _map_again(
                 "file since the workers were started; keep it as long as they run"
             )
         whole = np.memmap(opened, np.uint8, "c" if writeable else "r")
-    array: Any = np.ndarray.__new__(kind, shape, dtype, whole, start, strides)
+    array: NDArray[np.generic] = np.ndarray.__new__(kind, shape, dtype, whole, start, strides)
     if isinstance(array, np.memmap):
         array.filename, array.mode, array.offset = whole.filename, whole.mode, start
     return array

@@ -241,7 +241,7 @@ _INT64: Final = b"q"
 _ONLY_INT: Final = {int}
 
 
-def pack_indices(indices: Any, own: bool = False) -> bytes:
+def pack_indices(indices: object, own: bool = False) -> bytes:
     """Write one batch's indices down: 8 bytes each for a list of ints, a pickle for all else.
 
     Those of an order of the loader's ``own`` are an int64 array, if they are several. Raises
@@ -265,6 +265,6 @@ def unpack_indices(data: bytes | memoryview) -> Any:
     return pickle.loads(data[:-1])
 
 
-def listed(indices: Any) -> Any:
+def listed(indices: object) -> Any:
     """Return a batch's indices as datasets get them: a list, if they are an array."""
     return indices.tolist() if isinstance(indices, np.ndarray) else indices

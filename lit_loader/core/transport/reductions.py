@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Part: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
+Part: TypeAlias = "torch.Tensor | npt.NDArray[np.generic]"
 
 _SPARSE = {
     *(torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -53,7 +53,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def is_plain_array(array: npt.NDArray[Any]) -> bool:
+def is_plain_array(array: npt.NDArray[np.generic]) -> bool:
     """Whether an exact ``numpy.ndarray`` holds numbers that its bytes and dtype's name are."""
     dtype = array.dtype
     return (
@@ -108,7 +108,7 @@ class _Pickler(pickle.Pickler):
             return partial(torch.TypedStorage, **inside), ()
         return NotImplemented
 
-    def _reduce_array(self, array: npt.NDArray[Any]) -> Any:
+    def _reduce_array(self, array: npt.NDArray[np.generic]) -> object:
         dtype = array.dtype
         if (
             dtype.kind not in PLAIN_KINDS
@@ -127,7 +127,7 @@ class _Pickler(pickle.Pickler):
         return methodcaller("view", dtype), (_MARKER,)
 
 
-def _reduce_tensor(tensor: torch.Tensor) -> Any:
+def _reduce_tensor(tensor: torch.Tensor) -> object:
     _refuse_uncarried(tensor)
     if tensor.__dict__:
         return _adorned(tensor, _given)
@@ -148,7 +148,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
 
 
-def _reduce_subclass(tensor: torch.Tensor) -> Any:
+def _reduce_subclass(tensor: torch.Tensor) -> object:
     kind = type(tensor)
     # reach: torch: attributes are read without __torch_function__
     with torch._C.DisableTorchFunctionSubclass():  # attributes are read here, nothing is computed
@@ -188,7 +188,7 @@ def _refuse_uncarried(tensor: torch.Tensor) -> None:
         )
 
 
-def _adorned(tensor: torch.Tensor, build: Callable[[Any], Any]) -> Any:
+def _adorned(tensor: torch.Tensor, build: Callable[[torch.Tensor], object]) -> object:
     """Reduce a tensor to a plain one over the same memory, and what is set on it afterwards."""
     # As pickle's "state" and not as arguments, so that attributes may point back at the tensor.
     state = tensor.requires_grad, dict(tensor.__dict__)
@@ -207,13 +207,13 @@ def _given(part: Part) -> Part:
     return part
 
 
-def _broadcast(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _broadcast(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     array.flags.writeable = False  # what is written to one row would be in all
     return array
 
 
 # reach: torch: an attribute is set without __torch_function__
-def _adorn(tensor: torch.Tensor, state: tuple[bool, dict[str, Any]]) -> None:
+def _adorn(tensor: torch.Tensor, state: tuple[bool, dict[str, object]]) -> None:
     requires_grad, attributes = state
     tensor.__dict__.update(attributes)
     if requires_grad:

@@ -22,7 +22,7 @@ import os
 import struct
 import time
 import zlib
-from typing import Any, Final
+from typing import Final
 
 from lit_loader.core.transport.status_board import (
     NUM_DONE,
@@ -85,7 +85,7 @@ class ViewerPage:
         if os.getpid() == self._pid:
             self.row[SINCE] = 0
 
-    def write(self, figures: dict[str, Any], ready: int, now: int) -> None:
+    def write(self, figures: dict[str, object], ready: int, now: int) -> None:
         """Write a page, and have the loader seen from now on.
 
         ``figures`` are by the names of `top/snapshot.py`, taken at ``now``; ``ready`` batches were

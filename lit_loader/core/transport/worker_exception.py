@@ -48,7 +48,7 @@ class ReaderShare(NamedTuple):
         return f"shard {self.shard} of {self.of}"
 
 
-def describe_indices(indices: Any) -> str:
+def describe_indices(indices: object) -> str:
     """Name a batch's sample indices in a message, shortened when there are many."""
     if isinstance(indices, ReaderShare) and indices.of > 1:
         return f"the next samples of {indices!r}"
@@ -95,7 +95,7 @@ def _of_the_user(error: BaseException) -> TracebackType | None:
     return trace or whole
 
 
-def _portable(value: Any) -> bool:
+def _portable(value: object) -> bool:
     try:
         pickle.loads(pickle.dumps(value))
     except Exception:
@@ -109,8 +109,8 @@ class WorkerException(NamedTuple):
     kind: type[BaseException] | None  # its class; None: it cannot be carried
     name: str  # … and that by its qualified name
     message: str
-    args: tuple[Any, ...] | None  # to rebuild it with; None: they cannot be carried
-    attributes: dict[str, Any]  # as many as can be carried
+    args: tuple[object, ...] | None  # to rebuild it with; None: they cannot be carried
+    attributes: dict[str, object]  # as many as can be carried
     trace: str  # the traceback as text
     where: str  # worker, batch, indices, stage, for a reader
 
@@ -122,7 +122,7 @@ class WorkerException(NamedTuple):
         # An OSError keeps its file names out of ``args``, and puts them in where it is pickled.
         args = error.args
         if isinstance(error, OSError):
-            args = cast("tuple[Any, ...]", OSError.__reduce__(error)[1])
+            args = cast("tuple[object, ...]", OSError.__reduce__(error)[1])
         shown = _of_the_user(error)
         hint = "" if shown is error.__traceback__ else _HINT
         where = "\n".join([where, *getattr(error, "__notes__", ())])
