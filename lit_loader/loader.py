@@ -543,7 +543,7 @@ class DataLoader(_TorchLoader[T_co]):
     @property
     def _iterator(self) -> Any:
         """The iterator that has the persistent workers; programs set it to None to end these."""
-        own = self.__dict__.get("_iterator")  # that a program has set
+        own = self.__dict__.get("_iterator")  # that a wrapper has set
         if own is not None or "_core" not in self.__dict__ or not self.persistent_workers:
             return own
         connected = [run for run in self._core.keeper.alive() if run.workers is not None]
@@ -551,9 +551,11 @@ class DataLoader(_TorchLoader[T_co]):
 
     @_iterator.setter
     def _iterator(self, value: Any) -> None:
-        if value is None and "_core" in self.__dict__ and self.persistent_workers:
+        if "_core" in self.__dict__ and self.persistent_workers:
             self.close()
-        self.__dict__["_iterator"] = value
+        self.__dict__.pop("_iterator", None)
+        if value is not None and getattr(value, "_data_loader", None) is not self:
+            self.__dict__["_iterator"] = value
 
     @_iterator.deleter
     def _iterator(self) -> None:

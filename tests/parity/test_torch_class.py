@@ -167,23 +167,6 @@ def test_iterator_is_that_of_persistent_workers_and_ends_them() -> None:
     loader.close()
 
 
-class Kept(DataLoader[Any]):
-    """Keeps its iterator where torch keeps one."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(Numbers(), 5, **options)
-        self._iterator = super().__iter__()
-
-    def __iter__(self) -> Any:
-        return (next(self._iterator) for _ in range(len(self)))
-
-
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
-def test_an_iterator_that_a_subclass_sets_is_what_it_finds(options: dict[str, Any]) -> None:
-    with Kept(**options) as loader:
-        assert ids(loader) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-
-
 # --- samplers, iterated by others ---
 
 
