@@ -148,6 +148,17 @@ def test_another_dataset_of_the_same_key_has_a_cache_of_its_own(
     assert equal(second[3], OTHERS[other]()[3]) and all_equal(first)
 
 
+@pytest.mark.parametrize("key", ["v2", "v/1", "v:1"])
+def test_another_key_has_a_cache_of_its_own(key: str, tmp_path: Path) -> None:
+    changed: dict[int, int] = {}
+    dataset = Call(lambda index: changed.get(index, index), 26)
+    first = cache(dataset, tmp_path, key="v 1")
+    assert [first[index] for index in range(26)] == list(range(26))
+    changed[3] = -1  # which is not compared
+    assert cache(dataset, tmp_path, key="v 1")[3] == 3
+    assert cache(dataset, tmp_path, key=key)[3] == -1
+
+
 def test_a_sample_that_cannot_be_read_is_not_compared(tmp_path: Path) -> None:
     fails = {0}
 

@@ -173,7 +173,7 @@ class Other(Bulk):
 
 def test_what_counts_as_the_same(notes: Path) -> None:
     first = shared_dataset(functools.partial(Bulk, notes), "v1")
-    same = shared_dataset(functools.partial(Bulk, Path(str(notes))), "v1")
+    same = shared_dataset(functools.partial(Bulk, Path(notes)), "v1")
     assert inode_of(first.array) == inode_of(same.array)
     others = [
         shared_dataset(functools.partial(Bulk, notes), "v2"),

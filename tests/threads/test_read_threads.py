@@ -50,6 +50,8 @@ def test_tokens_are_counted(workers: dict[str, Any]) -> None:
         assert loader.statistics().tokens == sum(n for n in range(37) if n % 5 != 3)
 
 
+# Python 3.13: only its own thread could close it, and has ended.
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
 def test_a_thread_has_resources_of_its_own_as_long_as_its_worker(workers: dict[str, Any]) -> None:
     local, opened = threading.local(), []
 

@@ -230,7 +230,7 @@ class LoaderCore:
             given = distributed_sampler_of(shown.sampler if batches is None else batches)
             if given is not None and not is_share(given):
                 self.seeds.of_ranks(given.num_replicas)
-            plan = shown.plan(loader.batch_size)
+            plan = shown.plan(loader.batch_size, loader.uneven_ranks)
         self.passes.plan, self.iterable, self._planned_for = plan, plan is None, shown
         self.passes.shares_data = self.replica[1] > 1
 

@@ -139,6 +139,11 @@ def start_worker(context: BaseContext, links: Links, payload: Payload) -> Worker
             'the server above, put what a script does under `if __name__ == "__main__":`. Else '
             "iterate the loader again, or set multiprocessing_context='spawn' [LL018]"
         ) from error
+    except BaseException:  # out of a signal handler: nobody else knows of the process
+        if process.pid is not None:
+            process.kill()
+            process.join()
+        raise
 
     # When the program exits, multiprocessing would send each SIGTERM and wait for its end. This
     # private set of its is the only way to be left alone. Each process that multiprocessing starts

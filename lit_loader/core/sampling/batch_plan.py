@@ -28,13 +28,13 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from lit_loader.core.options.loader_config import LoaderConfig
+from lit_loader.core.options.loader_config import LoaderConfig, UnevenRanks
 from lit_loader.core.sampling.orders import (
     CHUNK,
     ComputedOrder,
@@ -65,7 +65,7 @@ class Shard:
 
     rank: int = 0
     num_replicas: int = 1
-    remainder: Literal["pad", "drop", "keep"] = "pad"
+    remainder: UnevenRanks = "pad"
 
     def assigned(self, length: int) -> int:
         """Return how many items all ranks together get from a stream of ``length`` items."""
@@ -357,7 +357,7 @@ class ShownSamplers(NamedTuple):
         """Whether both show the same; samplers are not compared by their items."""
         return self[3:] == other[3:] and all(map(operator.is_, self[:3], other[:3]))
 
-    def plan(self, batch_size: int | None) -> BatchPlan:
+    def plan(self, batch_size: int | None, uneven_ranks: UnevenRanks) -> BatchPlan:
         """Make the plan of the batches; a batch sampler takes the place of a batch size."""
         batched, size, drop_last = self.batch_sampler is not None, None, False
         shown = self.sampler if self.batch_sampler is None else self.batch_sampler
@@ -366,7 +366,7 @@ class ShownSamplers(NamedTuple):
             if default or _sharding_of(self.cut) is not None:
                 batched, shown = False, self.cut
                 size, drop_last = self.batch_size, bool(self.drop_last)
-        items, shard = _sharding_of(shown) or (shown, Shard())
+        items, shard = _sharding_of(shown, uneven_ranks) or (shown, Shard())
         return BatchPlan(items, batched, size, drop_last, shard, shown)
 
 
@@ -454,11 +454,12 @@ def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[object]) -
         )
 
 
-def _sharding_of(sampler: Any) -> tuple[Any, Shard] | None:
+def _sharding_of(sampler: Any, uneven_ranks: UnevenRanks = "pad") -> tuple[Any, Shard] | None:
     """Return the items for all ranks and this rank's share; None: the sampler is to be iterated.
 
     All that torch's ``DistributedSampler`` (a subclass may mean something else) says are rank,
-    replicas, shuffle, seed, and what to do with the rest. So its order is computed.
+    replicas, shuffle, seed, and whether to drop the rest. So its order is computed. One that does
+    not drop the rest leaves it to the loader's option: Lightning makes such samplers.
     """
     if is_share(sampler):
         return sampler.source, sampler.shard
@@ -470,5 +471,5 @@ def _sharding_of(sampler: Any) -> tuple[Any, Shard] | None:
     order: ComputedOrder = OrderedSampler(data)
     if sampler.shuffle:
         order = ShuffledSampler(data, distributed=sampler.seed)
-    remainder: Literal["drop", "pad"] = "drop" if sampler.drop_last else "pad"
+    remainder: UnevenRanks = "drop" if sampler.drop_last else uneven_ranks
     return order, Shard(sampler.rank, sampler.num_replicas, remainder)

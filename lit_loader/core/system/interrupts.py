@@ -29,6 +29,9 @@ Hurry = Callable[[], object]
 
 _SIGNALS: Final = tuple(sorted(signal.valid_signals()))
 
+_PATIENCE: Final = 1.0
+"""Seconds that a work has to end after an exception was held back."""
+
 _LEAVING: Final = 0.005
 """Seconds that the main thread has to leave a finalizer before a signal is raised again."""
 
@@ -36,9 +39,10 @@ _LEAVING: Final = 0.005
 class HeldBack:
     """Work that no exception out of a signal handler breaks into; for ``with``, main thread or not.
 
-    The first exception is raised at the end of the work, whatever the work itself raises. A second
-    one comes through at once, so that a work that hangs can be left. Within another work
-    held back, this is a part of that.
+    The first exception is raised at the end of the work, whatever the work itself raises; those of
+    the next second go with it, as of somebody who presses Ctrl-C again and again. A later one comes
+    through, so that a work that hangs can be left. Within another work held back, this is a part of
+    that.
 
     Args:
         hurry: Called when there is an exception to raise, so that the work ends soon.
@@ -55,6 +59,7 @@ class HeldBack:
         self._outer: HeldBack | None = None
         self.handlers: dict[int, Any] = {}
         self.held: BaseException | None = None
+        self._until = 0.0  # when another exception comes through
         self.missed: list[int] = []
 
     def __enter__(self) -> HeldBack:
@@ -111,10 +116,14 @@ class HeldBack:
             try:
                 handler(number, frame)
             except BaseException as error:
-                if self.held is not None:
+                now = time.monotonic()
+                if self.held is None:
+                    self.held, self._until = error, now + _PATIENCE
+                    self.hasten()
+                elif now > self._until:
                     raise
-                self.held = error
-                self.hasten()
+                elif isinstance(error, KeyboardInterrupt):
+                    self.held = error  # an alarm's, say, gives way
 
     def hasten(self) -> None:
         """Make the work end soon: the exception waits for it."""

@@ -7,6 +7,7 @@ holds one lock at the fork for certain: each that a worker needs before the user
 import contextlib
 import gc
 import logging
+import multiprocessing
 import os
 import random
 import select
@@ -322,3 +323,31 @@ def test_a_fork_server_in_a_process_that_was_forked() -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ints(loader) == list(range(4))
+
+
+# Exceptions out of signal handlers --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "error"),
+    [
+        (lambda: [signal.raise_signal(signal.SIGINT) for _ in range(3)], KeyboardInterrupt),
+        (lambda: 1 / 0, ZeroDivisionError),  # as if nothing had held it back
+    ],
+)
+def test_an_exception_while_workers_start(interrupt: Any, error: type[BaseException]) -> None:
+    interruptions = [interrupt]
+
+    class Process(multiprocessing.context.ForkProcess):
+        def start(self) -> None:
+            super().start()
+            if interruptions:
+                interruptions.pop()()
+
+    context: Any = multiprocessing.context.ForkContext()
+    context.Process = Process
+    iterator = iter(DataLoader(range(16), 4, num_workers=2, multiprocessing_context=context))
+    with pytest.raises(error):
+        next(iterator)
+    assert not multiprocessing.active_children()
+    assert torch.cat([*iterator]).tolist() == [*range(16)]

@@ -30,6 +30,16 @@ def test_padded_ranks_are_those_of_torch(count: int) -> None:
         assert [*itertools.chain(*lists(loader))] == [*torchs]
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_distributed_sampler_leaves_the_rest_to_the_option(shuffle: bool) -> None:
+    found: list[int] = []
+    for rank in range(2):
+        sampler: Any = DistributedSampler(range(51), 2, rank, shuffle)  # type: ignore[arg-type]
+        for batch in DataLoader(range(51), 4, sampler=sampler, uneven_ranks="keep"):
+            found += batch.tolist()
+    assert sorted(found) == [*range(51)]
+
+
 def test_a_position_within_a_batch_is_refused() -> None:
     state = state_behind(ranks(2, batch_size=6)[0], 1)
     with pytest.raises(StateError, match="multiple of"):
