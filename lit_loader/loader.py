@@ -309,7 +309,7 @@ class DataLoader(_TorchLoader[T_co]):
         collate_fn: Called with a list of samples, returns the batch. None is `default_collate`, or
             `default_convert` if batch_size is None.
         pin_memory: True copies batches into pinned memory. Set it if you copy batches to a GPU.
-            Without an accelerator it has no effect.
+            Without an accelerator it only warns.
         drop_last: True omits the last batch of an epoch if it is smaller than batch_size.
         timeout: Seconds that a worker may spend on one sample, on collating or in worker_init_fn
             while your program waits. Then the worker is replaced. 0: never. Set it if reads may
