@@ -189,7 +189,7 @@ def test_help_is_quick(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
-    arguments = ("dataset=mine.Endless", "num_workers=0", "auto=false", "seconds=0.1", "rounds=99")
+    arguments = ("dataset=mine.Endless", "num_workers=0", "auto=false", "seconds=0.02", "rounds=99")
     command = [sys.executable, "-m", "lit_loader.bench", *arguments, f"hydra.run.dir={tmp_path}"]
     with subprocess.Popen(
         command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

@@ -459,7 +459,7 @@ def _sharding_of(sampler: Any, uneven_ranks: UnevenRanks = "pad") -> tuple[Any, 
 
     All that torch's ``DistributedSampler`` (a subclass may mean something else) says are rank,
     replicas, shuffle, seed, and whether to drop the rest. So its order is computed. One that does
-    not drop the rest leaves it to the loader's option: Lightning makes such samplers.
+    not drop the rest leaves it to the loader's option, for it may be the Trainer's.
     """
     if is_share(sampler):
         return sampler.source, sampler.shard
