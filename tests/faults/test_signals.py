@@ -88,6 +88,7 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start the program above with ``body`` for the rest of its main function."""
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    forked = forked and method == "fork"  # a fork would find the fork server of this process
     return launch(PROGRAM.replace("BODY", lines), folder, method, *arguments, forked=forked)
 
 
