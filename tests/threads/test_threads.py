@@ -232,29 +232,29 @@ class Interrupted(BaseException):
 
 @pytest.mark.parametrize("options", [THREADS, {"read_threads": 4}], ids=["workers", "readers"])
 def test_an_exception_of_a_signal_handler_loses_nothing(options: dict[str, Any]) -> None:
-    gate, main = threading.Event(), threading.main_thread().ident or 0
+    gate, begun, main = threading.Event(), threading.Event(), threading.main_thread().ident or 0
 
     def interrupt(*_: Any) -> None:
         raise Interrupted
 
     def sample(index: int) -> list[float]:
-        if index == 5 and not gate.is_set():
+        if index == 5 and begun.wait() and not gate.is_set():
             signal.pthread_kill(main, signal.SIGUSR1)
             gate.wait()
         return [index, lit_loader.get_rng().random(), lit_loader.get_rng().random()]
 
     before = signal.signal(signal.SIGUSR1, interrupt)
-    batches, found = iter(DataLoader(Call(sample), 4, seed=1, **options)), []
+    batches = iter(DataLoader(Call(sample), 4, seed=1, **options))
     try:
+        first = next(batches)
         with pytest.raises(Interrupted):
-            while True:
-                found.append(torch.stack(next(batches)).tolist())
+            begun.set()
+            next(batches)
     finally:
         gate.set()
         signal.signal(signal.SIGUSR1, before)
-    found += [torch.stack(batch).tolist() for batch in batches]
-    expected = DataLoader(Call(sample), 4, seed=1)
-    assert found == [torch.stack(batch).tolist() for batch in expected]
+    found = [torch.stack(batch).tolist() for batch in (first, *batches)]
+    assert found == [torch.stack(batch).tolist() for batch in DataLoader(Call(sample), 4, seed=1)]
 
 
 PROGRAM = """

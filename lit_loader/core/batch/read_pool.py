@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -81,7 +82,8 @@ class ReadPool:
     """Reads the samples of one batch at a time, by ``count`` threads, for a `BatchBuilder`."""
 
     def __init__(self, spec: BatchSpec, builder: BatchBuilder) -> None:
-        self.count, self._spec, self._builder = spec.read_threads, spec, builder
+        self.count, self._spec = spec.read_threads, spec
+        self._builder = weakref.proxy(builder)  # which has the pool: no cycle delays their end
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._pid = 0  # the process that the threads are in
         # Notices if samples draw from generators that threads share; None: the executor does.
@@ -126,6 +128,8 @@ class ReadPool:
 
     def _start(self) -> None:
         answer_threads()
+        if self.draws is not None:  # in a forked process its lock may be copied as held
+            self.draws.lock = threading.Lock()
         jobs, threads = SimpleQueue[_Job | None](), list[OneCoreThread]()
         self._jobs = jobs
         self.end = end = weakref.finalize(self, _end, jobs, threads)

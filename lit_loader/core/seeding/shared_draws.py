@@ -49,7 +49,7 @@ class SharedDraws:
         self._quiet_since, self._harm = quiet_since, harm
         self._batches = self._judged = 0
         self._has_reported = False
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()  # held while a thread looks
 
     def look(self) -> Look | None:
         """Read the states before a batch; None: this one is not judged."""
@@ -77,7 +77,7 @@ class SharedDraws:
 
     def _look(self, since: int) -> Look | None:
         lent = loader_seeds.lock
-        with self._lock:  # the threads look one after another: none is to find the other's lock
+        with self.lock:  # else one thread would take another one's look for a loan
             if not lent.acquire(blocking=False):  # they are lent to another thread
                 return None
             try:

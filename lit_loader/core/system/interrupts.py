@@ -30,7 +30,7 @@ Hurry = Callable[[], object]
 _SIGNALS: Final = tuple(sorted(signal.valid_signals()))
 
 _PATIENCE: Final = 1.0
-"""Seconds that a work has to end after an exception was held back."""
+"""Seconds in which work may end after an exception was held back."""
 
 _LEAVING: Final = 0.005
 """Seconds that the main thread has to leave a finalizer before a signal is raised again."""
@@ -39,10 +39,10 @@ _LEAVING: Final = 0.005
 class HeldBack:
     """Work that no exception out of a signal handler breaks into; for ``with``, main thread or not.
 
-    The first exception is raised at the end of the work, whatever the work itself raises; those of
-    the next second go with it, as of somebody who presses Ctrl-C again and again. A later one comes
-    through, so that a work that hangs can be left. Within another work held back, this is a part of
-    that.
+    The first exception is raised at the end of the work, whatever the work itself raises. Others
+    that come within a second are dropped, because somebody may press Ctrl-C again and again; but a
+    KeyboardInterrupt or SystemExit takes the first one's place. A later one comes through, so that
+    work that hangs can be left. Within another work held back, this is a part of that.
 
     Args:
         hurry: Called when there is an exception to raise, so that the work ends soon.
@@ -122,8 +122,8 @@ class HeldBack:
                     self.hasten()
                 elif now > self._until:
                     raise
-                elif isinstance(error, KeyboardInterrupt):
-                    self.held = error  # an alarm's, say, gives way
+                elif isinstance(error, (KeyboardInterrupt, SystemExit)):
+                    self.held = error  # an alarm's, say, is less urgent
 
     def hasten(self) -> None:
         """Make the work end soon: the exception waits for it."""
