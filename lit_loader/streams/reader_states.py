@@ -51,7 +51,6 @@ def to_position(loaded: LoaderState, fingerprint: Fingerprint, shards: Shards | 
 
     ``fingerprint`` is the loader's, ``shards`` those of its rank (None: each worker reads one).
     """
-    loaded.check_kind(fingerprint)
     position, readers = loaded.position, loaded.position.readers
     elastic = {"num_replicas"}
     if shards is None:

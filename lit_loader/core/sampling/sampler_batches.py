@@ -54,6 +54,7 @@ from lit_loader.core.state.sampler_state import (
     pack_generator,
     unpack_generator,
 )
+from lit_loader.core.state.state_validation import resuming
 from lit_loader.core.state.stateful import ITERATOR, OpenStream
 from lit_loader.describe import program_stacklevel, short_repr
 from lit_loader.errors import OptionError
@@ -191,9 +192,12 @@ class SamplerBatches:
         if type(inner) in _RANDOM and inner.generator is None:
             inner = copy.copy(inner)  # the user's must not change
             inner.generator = torch.Generator().manual_seed(self._seed)
+        is_loaded = bool(own) and self._opened is None
         self._is_still = isinstance(inner, ComputedOrder) or type(inner) in _NO_GLOBAL_DRAWS
         opened = self._opened = self._lent(lambda: OpenStream(inner, SAMPLER, own, role=role))
         items: Iterator[object] = opened.iterator
+        if is_loaded:
+            items = _resumed(items, inner, role)
         if not cuts:
             return items
         cutter = copy.copy(source)
@@ -285,6 +289,15 @@ def _going_on(items: Iterator[_T]) -> Iterator[_T]:
         except StopIteration:
             return
         yield item
+
+
+def _resumed(items: Iterator[_T], sampler: object, role: str) -> Iterator[_T]:
+    """Draw from a sampler that was given a state; whether that is one shows at the first item."""
+    going_on = _going_on(items)
+    with resuming(sampler, role):
+        first = [*itertools.islice(going_on, 1)]
+    yield from first
+    yield from going_on
 
 
 _RANDOM: Final = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)

@@ -362,6 +362,8 @@ class Tape(NamedTuple):
 
 def tape(value: object) -> Tape | None:
     """Return how a generator is read, written and reseeded; None if it has no state."""
+    if isinstance(value, np.random.Generator):
+        value = value.bit_generator
     if isinstance(value, torch.Generator):
         number = torch.empty((), dtype=torch.int64, device=value.device)
         return Tape(

@@ -3,15 +3,16 @@
 ======================  =========================================================================
 key                     value
 ======================  =========================================================================
-``version``             `VERSION`, and the release that wrote it
+``version``             `VERSION`
 ``epoch``, ``pass``     the epoch, and how many earlier passes it had
-``seed``, ``base``      one of them: the pass's seed; what all passes follow from; or, where the
-or ``after``            next pass has not begun, the seed of the one before
+``seed``                a number, and what it is: the ``"seed"`` of the pass; the ``"base"`` that
+                        all passes follow from; or, where the next pass has not begun, the seed of
+                        the pass that it comes ``"after"``
 ``batches``, ``ahead``  batches that were delivered, in order and beyond
 ``generators``          a digest of torch's generator, or the state of ``generator=``; then the
                         number of each held generator
-``sampler``             what the sampler must remember
-``readers``             of an iterable dataset: how far each reader is
+``sampler``             what the sampler must remember (`sampler_state.py`)
+``readers``, ``since``  of an iterable dataset: how far each reader is, and the rank
 ``fingerprint``         what the position is a position in
 ======================  =========================================================================
 
@@ -27,7 +28,7 @@ import itertools
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from lit_loader.core.state.position import COUNT, Position, Root
 from lit_loader.core.state.state_validation import (
@@ -39,16 +40,14 @@ from lit_loader.core.state.state_validation import (
     damaged,
     is_count,
     is_epoch,
+    own_part,
 )
 from lit_loader.errors import StateError
 
 VERSION: Final = 4
 """Raised whenever an older reader would misunderstand a state."""
 
-_WRITERS: Final = {2: "0.2 or 0.3", 3: "0.4"}
-
-ELASTIC: Final = frozenset({"batch_size", "num_replicas"})
-"""Fingerprint fields that may differ if the position falls on a batch boundary."""
+_WRITERS: Final = {"2": "lit_loader 0.2 or 0.3", "3": "lit_loader 0.4"}
 
 TOLD: Final = "set_epoch"
 """In a state's fingerprint: whether the program has set the epoch, which the dataset gets."""
@@ -56,34 +55,77 @@ TOLD: Final = "set_epoch"
 STREAM: Final = "EndlessSampler"
 """The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""
 
-
-def _is_seed(value: object) -> bool:
-    return value is None or is_count(value, 2**64)
+# --- what a state may hold ---
 
 
-def _are_counts(value: object, below: int) -> bool:
-    return isinstance(value, (list, tuple)) and all(is_count(number, below) for number in value)
+def _is_list(value: object) -> bool:
+    return isinstance(value, (list, tuple))
 
 
-def _are_generators(value: object) -> bool:
-    if isinstance(value, (list, tuple)) and value and type(value[0]) is bytes:
-        return len(value[0]) <= MAX_PACKED and _are_counts(value[1:], 2**64)
-    return _are_counts(value, 2**64)
+def _is_named(value: object) -> bool:
+    return isinstance(value, dict) and all(type(name) is str for name in value)
 
 
-_SEED: Final = "a whole number below 2**64, or None"
-_KEYS: Final[dict[str, tuple[Callable[[object], bool], str, Any]]] = {
-    "epoch": (is_epoch, "a whole number", ...),
-    "pass": (is_count, "a whole number of at least 0", 0),
-    "seed": (_is_seed, _SEED, None),
-    "base": (_is_seed, _SEED, None),
-    "after": (_is_seed, _SEED, None),
-    "batches": (lambda value: is_count(value, MAX_BATCHES), "a number of batches", ...),
-    "ahead": (lambda value: _are_counts(value, MAX_BATCHES), "a list of batch numbers", ()),
-    "generators": (_are_generators, "a list of numbers, the first one perhaps bytes", ()),
-    "fingerprint": (lambda value: isinstance(value, Mapping), "a dict", ...),
+def _is_packed(value: object) -> bool:
+    return type(value) is bytes and len(value) <= MAX_PACKED
+
+
+def _are_counts(value: Any) -> bool:
+    return _is_list(value) and all(is_count(number, 2**64) for number in value)
+
+
+def _are_generators(value: Any) -> bool:
+    if not _is_list(value) or not value:
+        return False
+    return _are_counts(value[1:] if _is_packed(value[0]) else value)
+
+
+def _is_root(value: Any) -> bool:
+    if not (_is_list(value) and len(value) == 2 and type(value[1]) is str):
+        return False
+    return is_count(value[0], 2**64) and value[1] in ("seed", "base", "after")
+
+
+_Row = tuple[Callable[[Any], bool], str]  # what a value must be, and that in words
+
+_FIELDS: Final[dict[str, _Row]] = {
+    "epoch": (is_epoch, "a whole number"),
+    "pass": (is_count, "a whole number of at least 0"),
+    "seed": (_is_root, "a number below 2**64, with 'seed', 'base' or 'after'"),
+    "batches": (lambda value: is_count(value, MAX_BATCHES), "a number of batches"),
+    "ahead": (_are_counts, "a list of batch numbers"),
+    "generators": (_are_generators, "a list of numbers, the first one perhaps bytes"),
+    "sampler": (_is_named, "a dict of what the sampler must remember"),
+    "fingerprint": (_is_named, "a dict with names for keys"),
 }
-"""Of each key: what it may hold, in words too, and what it is if it is missing; ...: required."""
+_REQUIRED: Final = "epoch", "pass", "batches", "ahead", "generators", "fingerprint"
+
+_OF_SAMPLER: Final[dict[str, _Row]] = {
+    "drawn": (lambda value: _are_counts(value) and len(value) == 3, "a list of 3 numbers"),
+    "head": (_is_list, "a list"),
+    "due": (_is_list, "a list"),
+    "generator": (_is_packed, "a random generator's state, as bytes"),
+    "distributed": (lambda value: type(value) is int, "a whole number"),
+}
+_PRIMITIVE: Final[_Row] = (
+    lambda value: type(value) in PRIMITIVES,
+    "an int, float, str, bool or None",
+)
+_NUMBER: Final[_Row] = lambda value: value is None or is_count(value, 2**32), "a number or None"
+
+ELASTIC: Final = {"batch_size": _NUMBER, "num_replicas": _NUMBER}
+"""Fingerprint fields that may differ if the position falls on a batch boundary."""
+
+
+def _check(found: Mapping[Any, Any], rows: Mapping[str, _Row], of: str = "") -> None:
+    """Raise a StateError that names the first value which is not what a table says."""
+    for name, (fits, wanted) in rows.items():
+        if name in found and not fits(found[name]):
+            shown = f"{of}[{brief(name)}]" if of else name
+            raise damaged(f"{shown} must be {wanted}", found[name])
+
+
+# --- a state ---
 
 
 @dataclass(frozen=True)
@@ -105,16 +147,15 @@ class LoaderState:
         ``fingerprint`` is the loader's, ``plan`` its `BatchPlan`; for a loader of an iterable
         dataset see `streams/reader_states.py`.
         """
-        self.check_kind(fingerprint)
         position = self.position
-        if position.readers:
-            raise damaged("readers must be None for a map-style dataset", position.readers)
         size, ranks = (self.fingerprint.get(name) or 1 for name in ("batch_size", "num_replicas"))
         samples = given = position.batches * int(size) * int(ranks)  # up to the pass's end
         length = self.fingerprint.get("dataset_length")
         # Between two passes there is no place that more, or less, data could move.
         between = is_count(length) and (not position.delivered or samples >= length)
-        self.check(fingerprint, ELASTIC | {"dataset_length"} if between else ELASTIC)
+        self.check(fingerprint, {*ELASTIC, "dataset_length"} if between else ELASTIC)
+        if position.readers:
+            raise damaged("readers must be None for a map-style dataset", position.readers)
         if length != fingerprint.get("dataset_length"):
             batches = position.batches and len(plan)  # still at the end
             return position._replace(batches=batches, ahead=())
@@ -137,29 +178,23 @@ class LoaderState:
                 raise damaged(f"batches must be at most the epoch's {most:,}", batches)
         return position._replace(batches=batches)
 
-    def check_kind(self, fingerprint: Fingerprint) -> None:
-        """Make sure that a loader has such a dataset: a map-style, or an iterable one."""
-        orders = self.fingerprint.get("order"), fingerprint.get("order")
-        if orders[0] != orders[1] and STREAM in orders:
-            kinds = ["an iterable" if order == STREAM else "a map-style" for order in orders]
-            raise StateError(
-                f"state was taken of {kinds[0]} dataset, and this loader has {kinds[1]} one. "
-                "Resume with the dataset of the state"
-            )
-
     def to_dict(self) -> dict[str, object]:
         """Return the state as a new dict of primitives that shares nothing with this loader.
 
         For what is of readers see `streams/reader_states.py`.
         """
         position = self.position
-        state: dict[str, object] = {"version": VERSION, "epoch": int(position.epoch)}
-        state["pass"] = position.repeat
+        state: dict[str, object] = {
+            "version": VERSION,
+            "epoch": position.epoch,
+            "pass": position.repeat,
+            "batches": position.batches,
+            "ahead": [*position.ahead],
+            "generators": [self.generator, *position.generators],
+            "fingerprint": self.fingerprint | {TOLD: position.told},
+        }
         if position.root is not None:
-            state[position.root.kind] = position.root.seed
-        state |= {"batches": int(position.batches), "ahead": list(position.ahead)}
-        state["generators"] = [self.generator, *position.generators]
-        state["fingerprint"] = self.fingerprint | ({TOLD: True} if position.told else {})
+            state["seed"] = [*position.root]
         if position.sampler is not None:
             state["sampler"] = copied(position.sampler)
         return state
@@ -177,43 +212,36 @@ class LoaderState:
             )
         version = state["version"]
         if type(version) is not int or version != VERSION:
-            writer = _WRITERS.get(version) if type(version) is int else None
+            shown = brief(version)
             raise StateError(
-                f"state has version {brief(version)}"
-                f"{f', which lit_loader {writer} wrote' if writer else ''}, and this release reads "
-                f"version {VERSION} only. Resume with the release that wrote it [LL324]"
+                f"state has version {shown}, of {_WRITERS.get(shown, 'another release')}, and this "
+                f"release reads version {VERSION} only. Resume with the release that wrote it "
+                "[LL324]"
             )
-        field = {}
-        for name, (fits, wanted, default) in _KEYS.items():
-            field[name] = value = state.get(name, default)
-            if value is ... or not fits(value):
-                raise damaged(f"{name} must be {wanted}", None if value is ... else value)
-        fingerprint = _checked_fingerprint(field["fingerprint"])
+        state = dict.fromkeys(_REQUIRED) | {**state}
+        _check(state, _FIELDS)
+        fingerprint, sampler = {**state["fingerprint"]}, state.get("sampler")
+        _check(fingerprint, dict.fromkeys(fingerprint, _PRIMITIVE) | ELASTIC, "fingerprint")
         told = fingerprint.pop(TOLD, None) is True
-        batches, ahead = field["batches"], tuple(field["ahead"])
+        if sampler is not None:
+            _check(sampler, _OF_SAMPLER, "sampler")
+            sampler = {name: own_part(f"sampler[{name!r:.40}]", sampler[name]) for name in sampler}
+        batches, ahead, repeat = state["batches"], tuple(state["ahead"]), state["pass"]
         if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
             raise damaged(f"ahead must rise from above batches={batches}", ahead)
-        kinds: tuple[Literal["seed", "base", "after"], ...] = ("seed", "base", "after")
-        roots = [Root(field[kind], kind) for kind in kinds if field[kind] is not None]
-        is_amid = bool(batches or ahead)
-        if len(roots) > 1 or (is_amid and [root.kind for root in roots] in ([], ["after"])):
-            raise damaged("seed or base must be there mid-epoch, one of them", roots)
-        repeat = field["pass"]
-        sampler = None
-        if state.get("sampler") is not None:
-            from lit_loader.core.state.sampler_state import checked_sampler_state
-
-            sampler = checked_sampler_state(state["sampler"])
+        root = Root(*state["seed"]) if "seed" in state else None
+        if (batches or ahead) and (root is None or root.kind == "after"):
+            raise damaged("seed must be that of a pass or a base, mid-epoch", root)
         readers: tuple[object, ...] = ()
         numbers: Sequence[int] | None = None
         if state.get("readers") is not None:
             readers, numbers = reader_states().checked(state["readers"], fingerprint)
         elif batches and fingerprint.get("order") == STREAM:
             raise damaged("readers must be there mid-epoch of an iterable dataset", None)
-        generator, *held = field["generators"] or (0,)
+        generator, *held = state["generators"]
         position = Position(
-            field["epoch"],
-            roots[0] if roots else None,
+            state["epoch"],
+            root,
             repeat,
             # Ranks that share the data have one order in all passes of an epoch.
             0 if (fingerprint.get("num_replicas") or 1) != 1 else repeat,
@@ -235,18 +263,43 @@ class LoaderState:
         """
         saved = self.fingerprint
         names = (saved.keys() | fingerprint.keys()) - set(elastic)
-        # num_shards first: without it, the ranks differ too.
-        for name in sorted(names, key=lambda name: (name != COUNT, name)):
+        # The kind of dataset first, then num_shards: without it, the ranks differ too.
+        for name in sorted(names, key=lambda name: (name != "order", name != COUNT, name)):
             theirs, ours = saved.get(name), fingerprint.get(name)
             both_nan = theirs != theirs and ours != ours
             if theirs != ours and not both_nan:
-                from lit_loader.core.state.state_advice import advice_on
-
                 shown = " ".join(name.split())[:80]
                 raise StateError(
                     f"state was taken with {shown}={brief(theirs)}, but this loader has "
-                    f"{shown}={brief(ours)}: {advice_on(name, shown, theirs, ours)} [LL301]"
+                    f"{shown}={brief(ours)}: {_advice_on(name, shown, {theirs, ours})} [LL301]"
                 )
+
+
+_ADVICE: Final = {
+    "dataset_length": "resume with the dataset that the state was taken from, or from a state of "
+    "an epoch's end; without the state, call set_epoch(state['epoch']) to begin that epoch again",
+    "num_workers": "an IterableDataset without num_shards is read in one part per worker: resume "
+    "with the same number of workers, or pass num_shards from the beginning",
+    "rank": "an IterableDataset's state is one rank's: save one on each rank, and load it there",
+    "order": "resume with the same sampler or shuffle option",
+    "shares": "weights of past draws are fixed. Keep them, and let others begin at a later draw, "
+    "as in weights=[(0, {'web': 3, 'books': 1}), (5000, {'web': 1, 'books': 1})]",
+}
+
+
+def _advice_on(name: str, shown: str, both: set[object]) -> str:
+    """Say what to do about a part of a fingerprint, by its name, that differs."""
+    if STREAM in both:
+        return "that is the order of an IterableDataset: resume with the dataset of the state"
+    key = "shares" if name.endswith(".shares") else name
+    text = _ADVICE.get(key, f"resume with the same {shown}")
+    if "DistributedSamplerWrapper" in both or both == {"shuffled", "OrderedSampler"}:
+        text += (
+            ". Lightning changes the order when it divides the data among several ranks: resume "
+            "with the same number of ranks, or pass shuffle=True, or num_replicas= and rank=, from "
+            "the beginning"
+        )
+    return text
 
 
 def copied(value: Any) -> Any:
@@ -258,17 +311,3 @@ def copied(value: Any) -> Any:
         return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     except Exception:  # a lambda, say: it is for who saves the state to complain
         return copy.deepcopy(value)
-
-
-def _checked_fingerprint(fingerprint: Mapping[Any, Any]) -> Fingerprint:
-    for name, value in fingerprint.items():
-        if type(name) is not str:
-            raise damaged("fingerprint must have names for keys", name)
-        if type(value) not in PRIMITIVES:
-            raise damaged(
-                f"fingerprint[{brief(name)}] must be an int, float, str, bool or None", value
-            )
-    for name in ELASTIC:
-        if not (fingerprint.get(name) is None or is_count(fingerprint[name], 2**32)):
-            raise damaged(f"fingerprint[{name!r}] must be a number or None", fingerprint[name])
-    return dict(fingerprint)

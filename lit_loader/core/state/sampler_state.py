@@ -16,14 +16,14 @@ import json
 import marshal
 import random
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from lit_loader.core.seeding.held_generators import tape
-from lit_loader.core.state.state_validation import MAX_PACKED, damaged, is_count, own_part
+from lit_loader.core.state.state_validation import damaged
 
 SAMPLER: Final = "sampler"
 GENERATOR: Final = "generator"
@@ -59,13 +59,13 @@ def _told(item: Any) -> object:
 
 def pack_generator(generator: object) -> bytes | None:
     """Return a generator's state as bytes; None if it has none."""
-    controls = tape(_bits_of(generator))
+    controls = tape(generator)
     if controls is None:
         return None
     state = controls.read()
     if isinstance(state, torch.Tensor):
         return state.numpy().tobytes()
-    return json.dumps(state, default=_listed).encode()
+    return json.dumps(state, default=lambda part: part.tolist()).encode()  # NumPy's arrays
 
 
 def unpack_generator(packed: bytes, generator: object) -> None:
@@ -74,7 +74,7 @@ def unpack_generator(packed: bytes, generator: object) -> None:
     A StateError if that is not the state of such a generator, which then is as it was.
     """
     kind = type(generator).__name__
-    controls = tape(_bits_of(generator))
+    controls = tape(generator)
     if controls is None:
         raise damaged("generator must be left out, for the sampler has none", packed)
     before = controls.read()
@@ -83,7 +83,7 @@ def unpack_generator(packed: bytes, generator: object) -> None:
             kind = f"torch.Generator on {generator.device}"
             state: Any = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
         else:
-            state = json.loads(packed, object_hook=_arrays)
+            state = json.loads(packed)
         if isinstance(generator, random.Random):
             version, words, reserve = state
             state = version, tuple(words), reserve
@@ -91,37 +91,3 @@ def unpack_generator(packed: bytes, generator: object) -> None:
     except Exception as error:
         controls.write(before)
         raise damaged(f"generator must be the state of a {kind}", packed) from error
-
-
-def _bits_of(generator: object) -> object:
-    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator
-
-
-def _listed(value: Any) -> object:
-    if isinstance(value, np.ndarray):
-        return {"array": value.tolist(), "dtype": str(value.dtype)}
-    return value.item()  # a NumPy number
-
-
-def _arrays(value: Mapping[str, Any]) -> object:
-    if value.keys() == {"array", "dtype"} and value["dtype"] in ("uint32", "uint64"):
-        return np.array(value["array"], dtype=value["dtype"])
-    return value
-
-
-def checked_sampler_state(state: object) -> dict[str, Any] | None:
-    """Copy a sampler's part of a state from outside; a StateError if it is something else."""
-    if state is None:
-        return None
-    if not isinstance(state, dict) or not all(type(name) is str for name in state):
-        raise damaged("sampler must be a dict of what the sampler must remember, or None", state)
-    drawn = state.get(DIGEST, (0, 0, 0))
-    if not (isinstance(drawn, (list, tuple)) and len(drawn) == 3 and all(map(is_count, drawn))):
-        raise damaged(f"sampler[{DIGEST!r}] must be a list of 3 numbers", drawn)
-    for name in (HEAD, DUE):
-        if not isinstance(state.get(name, []), (list, tuple)):
-            raise damaged(f"sampler[{name!r}] must be a list", state[name])
-    packed = state.get(GENERATOR, b"")
-    if type(packed) is not bytes or len(packed) > MAX_PACKED:
-        raise damaged("generator must be a random generator's state, as bytes", packed)
-    return {name: own_part(f"sampler[{name!r:.40}]", part) for name, part in state.items()}

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeGuard
 
-from lit_loader.describe import short_repr
+from lit_loader.describe import message_of, short_repr
 from lit_loader.errors import OptionError, StateError
 
 MAX_COUNT: Final = 2**62
@@ -62,9 +62,12 @@ def brief(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to write such ones
     if isinstance(value, (str, bytes)):
         value = value[: _SHOWN + 1]
-    text = repr(value) if type(value) in (*PRIMITIVES, bytes) else short_repr(value)
+    return _cut(repr(value) if type(value) in (*PRIMITIVES, bytes) else short_repr(value), _SHOWN)
+
+
+def _cut(text: str, most: int) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def damaged(constraint: str, value: object, of: str = "state") -> StateError:
@@ -85,12 +88,6 @@ def own_part(name: str, value: Any) -> Any:
         ) from error
 
 
-def restore(thing: Any, state: object, role: str) -> None:
-    """Call ``load_state_dict`` with a copy; a StateError has what that raises as its cause."""
-    with resuming(thing, role):
-        thing.load_state_dict(copy.deepcopy(state))
-
-
 @contextmanager
 def resuming(thing: object, role: str) -> Iterator[None]:
     """Turn what an object raises while it takes up its state into a StateError that names it."""
@@ -106,12 +103,7 @@ def resuming(thing: object, role: str) -> Iterator[None]:
 
 
 def _told(error: Exception) -> str:
-    try:
-        message = " ".join(str(error).split())
-    except Exception:
-        message = ""
-    if len(message) > 2 * _SHOWN:
-        message = f"{message[: 2 * _SHOWN - 3]}..."
+    message = _cut(message_of(error), 2 * _SHOWN)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

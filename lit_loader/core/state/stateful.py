@@ -16,30 +16,25 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Final
 
-from lit_loader.core.state.state_validation import damaged, has_methods, own_part, restore, resuming
+from lit_loader.core.state.state_validation import damaged, has_methods, own_part, resuming
 from lit_loader.errors import StateError
 
 ITERATOR: Final = "iterator"
 """The key of an iterator's part of a state."""
 
 
-def wants_arguments(stream: object) -> bool:
-    """Whether these methods cannot be called as ``state_dict()`` and ``load_state_dict(state)``."""
-    for name, arguments in (("state_dict", ()), ("load_state_dict", ({},))):
+def is_stateful(thing: Any) -> bool:
+    """Whether this has ``state_dict()`` and ``load_state_dict(state)``, without more arguments."""
+    if not has_methods(thing):
+        return False
+    for method, arguments in ((thing.state_dict, ()), (thing.load_state_dict, ({},))):
         try:
-            signature = inspect.signature(getattr(stream, name))
-        except (TypeError, ValueError):  # it is written in C, and does not say
+            inspect.signature(method).bind(*arguments)
+        except ValueError:  # it is written in C, and does not say
             continue
-        try:
-            signature.bind(*arguments)
         except TypeError:
-            return True
-    return False
-
-
-def is_stateful(thing: object) -> bool:
-    """Whether this has ``state_dict()`` and ``load_state_dict(state)``."""
-    return has_methods(thing) and not wants_arguments(thing)
+            return False
+    return True
 
 
 def checked_parts(place: str, value: object, name: str) -> dict[str, object] | None:
@@ -85,15 +80,15 @@ class OpenStream:
             asked[name] = source
         self.asked = {part: thing for part, thing in asked.items() if trusts(thing)}
 
-    def _restore(self, thing: object, part: str) -> None:
+    def _restore(self, thing: Any, part: str) -> None:
         if not is_stateful(thing):
             raise StateError(
                 f"the state is of a {self._role} with state_dict and load_state_dict (of the {part}"
                 f"), which {type(self._source).__name__} does not have. Resume with the "
                 f"{self._role} of the state"
             )
-        own = part == self._name
-        restore(thing, self._state[part], self._role if own else f"{self._role}'s {part}")
+        with resuming(thing, self._role if part == self._name else f"{self._role}'s {part}"):
+            thing.load_state_dict(copy.deepcopy(self._state[part]))
 
     @property
     def stateful(self) -> bool:
