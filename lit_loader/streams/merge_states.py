@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
-from lit_loader.core.state.loader_state import LoaderState, copied
+from lit_loader.core.state.loader_state import LoaderState
 from lit_loader.core.state.position import COUNT
 from lit_loader.core.state.state_validation import brief
 from lit_loader.describe import public
@@ -63,7 +64,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             f"states must be those of all {first.fingerprint['num_replicas']} ranks, each once, "
             f"got {len(given)} states with shards {brief(numbers)}"
         )
-    return copied({**given[0], "readers": parts})  # type: ignore[no-any-return]
+    return copy.deepcopy({**given[0], "readers": parts})
 
 
 def _step(loaded: LoaderState, given: Mapping[str, object]) -> str | None:

@@ -16,10 +16,11 @@ the rest of a state is (`core/state/loader_state.py`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from lit_loader.core.state.loader_state import LoaderState, copied
+from lit_loader.core.state.loader_state import LoaderState
 from lit_loader.core.state.position import COUNT, Position, Shards
 from lit_loader.core.state.state_validation import Fingerprint, brief, damaged, is_count
 from lit_loader.core.state.stateful import checked_parts
@@ -41,7 +42,7 @@ def to_dict(state: LoaderState) -> dict[str, object]:
     numbers = range(len(points)) if state.numbers is None else state.numbers
     parts = []
     for number, (batches, own, *counts, digests, _) in zip(numbers, points, strict=True):
-        own = unpickled(own) if type(own) is bytes else copied(own)
+        own = unpickled(own) if type(own) is bytes else copy.deepcopy(own)
         parts.append([number, batches, own, *counts, [*digests]])
     return state.to_dict() | {"readers": parts, "since": state.position.since}
 

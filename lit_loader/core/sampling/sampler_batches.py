@@ -43,17 +43,7 @@ from lit_loader.core.sampling.orders import ComputedOrder
 from lit_loader.core.seeding.borrowed_rng import BorrowedRng, draws_of
 from lit_loader.core.seeding.seeds import extend
 from lit_loader.core.state.position import PassPosition, Position
-from lit_loader.core.state.sampler_state import (
-    DIGEST,
-    DUE,
-    GENERATOR,
-    HEAD,
-    OVER,
-    SAMPLER,
-    digest,
-    pack_generator,
-    unpack_generator,
-)
+from lit_loader.core.state.sampler_state import digest, pack_generator, unpack_generator
 from lit_loader.core.state.state_validation import resuming
 from lit_loader.core.state.stateful import ITERATOR, OpenStream
 from lit_loader.describe import program_stacklevel, short_repr
@@ -137,9 +127,9 @@ class SamplerBatches:
     def at_end(self) -> Mapping[str, object] | None:
         """Return what the sampler must remember after this pass; None: nothing."""
         if self._opened is not None and self._opened.stateful:
-            return {**(self._opened.state() or {}), OVER: True}
+            return {**(self._opened.state() or {}), "over": True}
         packed = pack_generator(generator_of(self._plan.source))
-        return None if packed is None else {GENERATOR: packed}
+        return None if packed is None else {"generator": packed}
 
     def _open(self, number: int) -> Iterator[object]:
         """Begin to draw at a batch."""
@@ -149,20 +139,20 @@ class SamplerBatches:
         self._digest, self._groups, self._head = 0, 0, list[object]()
         source, given = self._plan.source, self._given
         generator = generator_of(source)
-        own = {part: given[part] for part in (SAMPLER, ITERATOR) if part in given}
+        own = {part: given[part] for part in ("sampler", ITERATOR) if part in given}
         if not own and generator is not None:
-            packed = given.get(GENERATOR, self._generator)
+            packed = given.get("generator", self._generator)
             first = number == 0 and self._opened is None
             if packed is not None and not (first and self._is_seeded_anew(packed, generator)):
                 unpack_generator(packed, generator)
             self._generator = pack_generator(generator)
         self._items = self._begin(own)
-        if given.get(OVER):  # of the pass before: once that has ended, the next one begins
+        if given.get("over"):  # of the pass before: once that has ended, the next one begins
             next(self._items, None)
             self._items = self._begin({})
         elif own:
-            self._groups, self._head = number, list(given.get(HEAD, ()))
-            self._items = itertools.chain(given.get(DUE, ()), _going_on(self._items))
+            self._groups, self._head = number, list(given.get("head", ()))
+            self._items = itertools.chain(given.get("due", ()), _going_on(self._items))
         elif number:
             for _ in range(number):
                 if len(self._next_group()) < self._group_size:
@@ -194,7 +184,7 @@ class SamplerBatches:
             inner.generator = torch.Generator().manual_seed(self._seed)
         is_loaded = bool(own) and self._opened is None
         self._is_still = isinstance(inner, ComputedOrder) or type(inner) in _NO_GLOBAL_DRAWS
-        opened = self._opened = self._lent(lambda: OpenStream(inner, SAMPLER, own, role=role))
+        opened = self._opened = self._lent(lambda: OpenStream(inner, "sampler", own, role=role))
         items: Iterator[object] = opened.iterator
         if is_loaded:
             items = _resumed(items, inner, role)
@@ -234,9 +224,9 @@ class SamplerBatches:
         """Note what leads to the start of the pass, once its first items are drawn."""
         assert self._opened is not None
         if self._opened.stateful:
-            self.at_start = {**(self._opened.state() or {}), DUE: first}
+            self.at_start = {**(self._opened.state() or {}), "due": first}
         elif self._generator is not None:
-            self.at_start = {GENERATOR: self._generator}
+            self.at_start = {"generator": self._generator}
 
     def _lent(self, draw: Callable[[], _T]) -> _T:
         """Seed the global generators for a batch of the sampler, and restore them.
@@ -257,13 +247,13 @@ class SamplerBatches:
         assert self._opened is not None
         if self._opened.stateful:
             state = self._opened.state() or {}
-            return {**state, HEAD: list(self._head)} if self._head_size else state
-        state = {DIGEST: [self._digest, *_whose(self._plan)]}
-        return state if self._generator is None else {GENERATOR: self._generator, **state}
+            return {**state, "head": list(self._head)} if self._head_size else state
+        state = {"drawn": [self._digest, *_whose(self._plan)]}
+        return state if self._generator is None else {"generator": self._generator, **state}
 
     def _compare(self, number: int) -> None:
         """Warn if the sampler, drawn again, gives other indices than before the state was taken."""
-        drawn = tuple(self._given.get(DIGEST, ()))
+        drawn = tuple(self._given.get("drawn", ()))
         # At the pass's end nothing is lost, and another rank's share is another one.
         if drawn[1:] != _whose(self._plan) or drawn[0] == self._digest or self._plan.is_end(number):
             return

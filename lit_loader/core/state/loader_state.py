@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -196,7 +195,7 @@ class LoaderState:
         if position.root is not None:
             state["seed"] = [*position.root]
         if position.sampler is not None:
-            state["sampler"] = copied(position.sampler)
+            state["sampler"] = copy.deepcopy(position.sampler)
         return state
 
     @classmethod
@@ -218,14 +217,15 @@ class LoaderState:
                 f"release reads version {VERSION} only. Resume with the release that wrote it "
                 "[LL324]"
             )
-        state = dict.fromkeys(_REQUIRED) | {**state}
+        # From here on it is ours: nobody else can change it.
+        state = {name: own_part(brief(name), part) for name, part in state.items()}
+        state = dict.fromkeys(_REQUIRED) | state
         _check(state, _FIELDS)
-        fingerprint, sampler = {**state["fingerprint"]}, state.get("sampler")
+        fingerprint, sampler = state["fingerprint"], state.get("sampler")
         _check(fingerprint, dict.fromkeys(fingerprint, _PRIMITIVE) | ELASTIC, "fingerprint")
         told = fingerprint.pop(TOLD, None) is True
         if sampler is not None:
             _check(sampler, _OF_SAMPLER, "sampler")
-            sampler = {name: own_part(f"sampler[{name!r:.40}]", sampler[name]) for name in sampler}
         batches, ahead, repeat = state["batches"], tuple(state["ahead"]), state["pass"]
         if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
             raise damaged(f"ahead must rise from above batches={batches}", ahead)
@@ -239,16 +239,11 @@ class LoaderState:
         elif batches and fingerprint.get("order") == STREAM:
             raise damaged("readers must be there mid-epoch of an iterable dataset", None)
         generator, *held = state["generators"]
-        position = Position(
-            state["epoch"],
-            root,
-            repeat,
-            # Ranks that share the data have one order in all passes of an epoch.
-            0 if (fingerprint.get("num_replicas") or 1) != 1 else repeat,
-            batches,
-            ahead,
-            sampler,
-            readers,
+        # Ranks that share the data have one order in all passes of an epoch.
+        order_repeat = 0 if (fingerprint.get("num_replicas") or 1) != 1 else repeat
+        position = Position(state["epoch"], root, repeat, order_repeat, batches, ahead, sampler)
+        position = position._replace(
+            readers=readers,
             distributed=(sampler or {}).get("distributed"),
             told=told,
             generators=tuple(held),
@@ -300,14 +295,3 @@ def _advice_on(name: str, shown: str, both: set[object]) -> str:
             "the beginning"
         )
     return text
-
-
-def copied(value: Any) -> Any:
-    """Copy what readers remember: of many of them that is most of what a state costs.
-
-    By pickle, which takes an eighth of the time of :func:`copy.deepcopy` for small values.
-    """
-    try:
-        return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
-    except Exception:  # a lambda, say: it is for who saves the state to complain
-        return copy.deepcopy(value)

@@ -25,13 +25,6 @@ import torch
 from lit_loader.core.seeding.held_generators import tape
 from lit_loader.core.state.state_validation import damaged
 
-SAMPLER: Final = "sampler"
-GENERATOR: Final = "generator"
-HEAD: Final = "head"
-OVER: Final = "over"
-DUE: Final = "due"
-DIGEST: Final = "drawn"
-
 _LIST_HEADER: Final = 5
 
 

@@ -77,8 +77,8 @@ def damaged(constraint: str, value: object, of: str = "state") -> StateError:
     )
 
 
-def own_part(name: str, value: Any) -> Any:
-    """Copy a part of a state that is a user's, and may contain itself; or a StateError."""
+def own_part(name: str, value: object) -> Any:
+    """Copy a part of a state from outside, which may contain itself; or a StateError."""
     try:
         return copy.deepcopy(value)
     except Exception as error:

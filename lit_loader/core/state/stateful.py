@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Final
 
-from lit_loader.core.state.state_validation import damaged, has_methods, own_part, resuming
+from lit_loader.core.state.state_validation import damaged, has_methods, resuming
 from lit_loader.errors import StateError
 
 ITERATOR: Final = "iterator"
@@ -38,17 +38,15 @@ def is_stateful(thing: Any) -> bool:
 
 
 def checked_parts(place: str, value: object, name: str) -> dict[str, object] | None:
-    """Copy and check a state that `OpenStream.state` may have given; ``place`` is for messages."""
+    """Check a state that `OpenStream.state` may have given; ``place`` is for messages."""
     if value is None:
         return None
-    if not isinstance(value, Mapping) or not all(
-        type(key) is str and key in (name, ITERATOR) for key in value
-    ):
+    if not (isinstance(value, dict) and value.keys() <= {name, ITERATOR}):
         raise damaged(
             f"{place} must be a dict of what the {name} and its iterator must remember, or None",
             value,
         )
-    return {part: own_part(f"{place}[{part!r}]", each) for part, each in value.items()}
+    return value
 
 
 class OpenStream:
