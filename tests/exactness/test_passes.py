@@ -634,10 +634,7 @@ class Noisy(OfLength):
         self.rng = np.random.RandomState()
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor(
-            [index, self.rng.random_sample()],
-            dtype=torch.float64,
-        )
+        return torch.tensor([index, self.rng.random_sample()], dtype=torch.float64)
 
 
 def renew(worker: int) -> None:

@@ -7,10 +7,10 @@ things first::
     object ─▶ attributes, slots, class attributes ─▶ items of containers ─▶ objects of bound
        ╰────▶ generators among the globals of the module of its class      methods, partials
 
-Of a long container the first `FIRST_ITEMS` decide: if there is no generator in them, the others are
-not looked at. No code of the user's runs: no property, no ``__getattr__``. What is hidden elsewhere
-(a closure, a library's globals) is for ``reseed_fn``, `lit_loader.get_rng` and
-`lit_loader.check_determinism`.
+Of a container of `LONG` items or more the first `FIRST_ITEMS` decide: if there is no generator in
+them, the others are not looked at. No code of the user's runs: no property, no ``__getattr__``.
+What is hidden elsewhere (a closure, a library's globals) is for ``reseed_fn``,
+`lit_loader.get_rng` and `lit_loader.check_determinism`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -38,8 +38,9 @@ from lit_loader.core.seeding.seeds import PassSeeds, canonical_pickle, derive, e
 MAX_OBJECTS: Final = 20_000
 """Objects that a search looks into, each in 1 to 2 µs."""
 
+LONG: Final = 64
 FIRST_ITEMS: Final = 16
-"""Items of a container that are looked into first."""
+"""Items of a long container that are looked into first."""
 
 KINDS: Final = (
     *(random.Random, torch.Generator),
@@ -179,14 +180,13 @@ class _Search:
         self._left: dict[int, Iterator[_Lead]] = {}  # the rest of long containers
         self._holding: set[int] = set()  # what has a generator somewhere within
 
-    def path(self, number: int) -> str:
+    def path(self, number: int, *last: str | int) -> str:
         """Return the way from the root to something, such as "Digits.transform.rng"."""
-        steps: list[str] = []
+        steps = [*last]
         while number >= 0:
-            _, parent, step = self.entered[number]
-            steps.append(f"[{step}]" if isinstance(step, int) else step)
-            number = parent
-        return "".join(reversed(steps))
+            _, number, step = self.entered[number]
+            steps.append(step)
+        return "".join(f"[{step}]" if isinstance(step, int) else step for step in reversed(steps))
 
     def look_at(self, value: Any, parent: int, step: str | int) -> None:
         """Note something for the walk, unless nothing can be in there."""
@@ -196,7 +196,7 @@ class _Search:
         if role is _Role.ARRAY and value.dtype != object:
             return
         if len(self._seen) > MAX_OBJECTS:
-            self.cut = self.cut or (self.path(parent) + str(step))
+            self.cut = self.cut or self.path(parent, step)
             return
         self._seen.add(id(value))
         self.entered.append((value, parent, step))
@@ -214,7 +214,9 @@ class _Search:
                 self.look_at(value.bit_generator, number, "")
             elif role is _Role.CONTAINER or role is _Role.ARRAY:
                 leads = _items(value, kind)
-                first = [*islice(leads, FIRST_ITEMS)]
+                first = [*islice(leads, LONG)]
+                if len(first) == LONG:
+                    leads, first = chain(first[FIRST_ITEMS:], leads), first[:FIRST_ITEMS]
                 if self._sharing or not _roles(map(_second, first)) <= _LEAVES_ALONE:
                     self._look_at_parts(first, number)
                     self._left[number] = leads
@@ -231,7 +233,7 @@ class _Search:
             if type(part) in _PLAIN:
                 continue
             if self._sharing and self.shared is None and _is_shared(part):
-                self.shared = self.path(number) + str(step)
+                self.shared = self.path(number, step)
             self.look_at(part, number, step)
 
     def _look_at_module(self, owner: object) -> None:

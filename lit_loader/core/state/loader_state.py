@@ -54,6 +54,21 @@ TOLD: Final = "set_epoch"
 STREAM: Final = "EndlessSampler"
 """The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""
 
+_ADVICE: Final = {
+    "dataset_length": "resume with the dataset that the state was taken from, or from a state of "
+    "an epoch's end; without the state, call set_epoch(state['epoch']) to begin that epoch again",
+    "num_workers": "an IterableDataset without num_shards is read in one part per worker: resume "
+    "with the same number of workers, or pass num_shards from the beginning",
+    "rank": "an IterableDataset's state is one rank's: save one on each rank, and load it there",
+    "order": "resume with the same dataset (an IterableDataset has an EndlessSampler), and the "
+    "same sampler or shuffle option. Lightning changes the order when it divides the data among "
+    "several ranks: resume with the same number of ranks, or pass shuffle=True, or num_replicas= "
+    "and rank=, from the beginning",
+    "shares": "weights of past draws are fixed. Keep them, and let others begin at a later draw, "
+    "as in weights=[(0, {'web': 3, 'books': 1}), (5000, {'web': 1, 'books': 1})]",
+}
+"""What to do where a part of the fingerprint differs."""
+
 # --- what a state may hold ---
 
 
@@ -88,7 +103,7 @@ def _is_root(value: Any) -> bool:
 _Row = tuple[Callable[[Any], bool], str]  # what a value must be, and that in words
 
 _FIELDS: Final[dict[str, _Row]] = {
-    "epoch": (is_epoch, "a whole number"),
+    "epoch": (is_epoch, "a whole number from -2**62 to 2**62"),
     "pass": (is_count, "a whole number of at least 0"),
     "seed": (_is_root, "a number below 2**64, with 'seed', 'base' or 'after'"),
     "batches": (lambda value: is_count(value, MAX_BATCHES), "a number of batches"),
@@ -261,37 +276,12 @@ class LoaderState:
         # The kind of dataset first, then num_shards: without it, the ranks differ too.
         for name in sorted(names, key=lambda name: (name != "order", name != COUNT, name)):
             theirs, ours = saved.get(name), fingerprint.get(name)
-            both_nan = theirs != theirs and ours != ours
-            if theirs != ours and not both_nan:
+            are_both_nan = theirs != theirs and ours != ours
+            if theirs != ours and not are_both_nan:
                 shown = " ".join(name.split())[:80]
+                known = "shares" if name.endswith(".shares") else name
+                advice = _ADVICE.get(known, f"resume with the same {shown}")
                 raise StateError(
                     f"state was taken with {shown}={brief(theirs)}, but this loader has "
-                    f"{shown}={brief(ours)}: {_advice_on(name, shown, {theirs, ours})} [LL301]"
+                    f"{shown}={brief(ours)}: {advice} [LL301]"
                 )
-
-
-_ADVICE: Final = {
-    "dataset_length": "resume with the dataset that the state was taken from, or from a state of "
-    "an epoch's end; without the state, call set_epoch(state['epoch']) to begin that epoch again",
-    "num_workers": "an IterableDataset without num_shards is read in one part per worker: resume "
-    "with the same number of workers, or pass num_shards from the beginning",
-    "rank": "an IterableDataset's state is one rank's: save one on each rank, and load it there",
-    "order": "resume with the same sampler or shuffle option",
-    "shares": "weights of past draws are fixed. Keep them, and let others begin at a later draw, "
-    "as in weights=[(0, {'web': 3, 'books': 1}), (5000, {'web': 1, 'books': 1})]",
-}
-
-
-def _advice_on(name: str, shown: str, both: set[object]) -> str:
-    """Say what to do about a part of a fingerprint, by its name, that differs."""
-    if STREAM in both:
-        return "that is the order of an IterableDataset: resume with the dataset of the state"
-    key = "shares" if name.endswith(".shares") else name
-    text = _ADVICE.get(key, f"resume with the same {shown}")
-    if "DistributedSamplerWrapper" in both or both == {"shuffled", "OrderedSampler"}:
-        text += (
-            ". Lightning changes the order when it divides the data among several ranks: resume "
-            "with the same number of ranks, or pass shuffle=True, or num_replicas= and rank=, from "
-            "the beginning"
-        )
-    return text

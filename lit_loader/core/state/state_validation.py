@@ -58,11 +58,8 @@ def is_epoch(value: object) -> TypeGuard[int]:
 
 def brief(value: object) -> str:
     """Write anything on one line of bounded length, in bounded time."""
-    if type(value) is int and value.bit_length() > 512:
-        return f"an integer of {value.bit_length()} bits"  # Python refuses to write such ones
-    if isinstance(value, (str, bytes)):
-        value = value[: _SHOWN + 1]
-    return _cut(repr(value) if type(value) in (*PRIMITIVES, bytes) else short_repr(value), _SHOWN)
+    text = repr(value[: _SHOWN + 1]) if isinstance(value, (str, bytes)) else short_repr(value)
+    return _cut(text, _SHOWN)
 
 
 def _cut(text: str, most: int) -> str:
@@ -70,10 +67,10 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def damaged(constraint: str, value: object, of: str = "state") -> StateError:
+def damaged(constraint: str, value: object) -> StateError:
     """Return the error for a state that holds what none does, and what is wanted instead."""
     return StateError(
-        f"{of}'s {constraint}, got {brief(value)}. Resume with an unchanged result of state_dict()"
+        f"state's {constraint}, got {brief(value)}. Resume with an unchanged result of state_dict()"
     )
 
 

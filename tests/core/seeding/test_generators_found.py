@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import lit_loader
-from lit_loader import DataLoader
+from lit_loader import DataLoader, ExactnessWarning
 from tests.support.samples import OfLength
 
 LENGTH = 12
@@ -84,8 +84,12 @@ class Cuts:
 GLOBAL = np.random.default_rng(5)
 
 
+def of(rng: np.random.Generator) -> float:
+    return float(rng.random())
+
+
 def of_module() -> float:
-    return float(GLOBAL.random())
+    return of(GLOBAL)
 
 
 def by_torch() -> float:
@@ -107,11 +111,10 @@ class Shuffled(IterableDataset[torch.Tensor]):
 
 
 def held_in_a_dict() -> Images:
-    dataset = Images(lambda: 0.0)
-    dataset.parts = {"generators": (np.random.default_rng(3),)}  # type: ignore[attr-defined]
-    dataset.transform = functools.partial(
-        np.random.Generator.random, dataset.parts["generators"][0]
-    )  # type: ignore[attr-defined]
+    """Behind other entries, as in a configuration."""
+    parts: Any = {**dict.fromkeys(range(40)), "generators": ({np.random.default_rng(3)},)}
+    dataset = Images(lambda: next(iter(parts["generators"][0])).random())
+    dataset.parts = parts  # type: ignore[attr-defined]
     return dataset
 
 
@@ -121,7 +124,8 @@ KINDS: dict[str, Callable[[], Made]] = {
     "RandomState": lambda: (Images(Compose(Randomizable())), {}),
     "slots": lambda: (Images(Slotted()), {}),
     "torch's own": lambda: (Images(by_torch), {}),
-    "a dict, and a partial": lambda: (held_in_a_dict(), {}),
+    "a dict, a tuple, a set": lambda: (held_in_a_dict(), {}),
+    "a partial": lambda: (Images(functools.partial(of, np.random.default_rng(3))), {}),
     "a module's globals": lambda: (Images(of_module), {}),
     "collate_fn's object": lambda: (Images(), {"collate_fn": Cuts().collate}),
     "a stream": lambda: (Shuffled(), {"num_shards": 3}),
@@ -146,6 +150,13 @@ def test_draws_follow_from_the_seed_whoever_makes_the_batch(kind: str) -> None:
     for workers, method in ((1, "fork"), (3, "fork"), (3, "forkserver")):
         assert epochs(kind, num_workers=workers, multiprocessing_context=method) == expected
     assert epochs(kind, seed=6) != expected
+
+
+def test_a_search_that_ends_early_says_where() -> None:
+    dataset: Any = Images()
+    dataset.parts = [random.Random(0), *(object() for _ in range(20_000))]
+    with pytest.warns(ExactnessWarning, match=r"beyond Images\.parts\[199\d\d\] are not seeded"):
+        next(iter(DataLoader(dataset)))
 
 
 @pytest.mark.parametrize("kind", ["attributes of a transform", "a module's globals", "a stream"])

@@ -65,17 +65,12 @@ class Places(Sampler[int]):
         self.place = state["place"]
 
 
-class Numbers(Stream):
-    def __init__(self) -> None:
-        super().__init__(LENGTH)
-
-
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
 
 def mixture(**options: Any) -> MixtureStream:
-    sources = [Numbers(), StatefulCounting(LENGTH), Numbers()]
+    sources = [Stream(LENGTH), StatefulCounting(LENGTH), Stream(LENGTH)]
     return MixtureStream(sources, [3, 2, 0], **options)
 
 
@@ -105,18 +100,14 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
         "sampler": MixtureSampler(both, epoch_length=20),
         "seed": 1,
     },
-    "iterable": lambda: {"dataset": Numbers(), "batch_size": 4, "seed": 1},
-    "iterable with a state": lambda: {
-        "dataset": StatefulCounting(LENGTH), "batch_size": 4, "seed": 1,
-    },
-    "stream": lambda: {"dataset": mixture(), "batch_size": 4, "seed": 1},
+    "iterable": lambda: mapped(dataset=Stream(LENGTH)),
+    "iterable with a state": lambda: mapped(dataset=StatefulCounting(LENGTH)),
+    "stream": lambda: mapped(dataset=mixture()),
 }  # fmt: skip
 
 
 KINDS |= {
-    f"stream with {kind}": lambda made=made: {
-        "dataset": made(LENGTH, "torch"), "batch_size": 4, "seed": 1,
-    }
+    f"stream with {kind}": lambda made=made: mapped(dataset=made(LENGTH, "torch"))
     for kind, made in STREAMS.items()
     if kind != "neither"
 }  # fmt: skip
@@ -347,6 +338,8 @@ def test_a_part_that_is_nested_too_deeply_is_refused() -> None:
         ("token budget", ["sampler", "order", "batches"], -1, "sampler['order']"),
         ("stateful", ["sampler", "drawn"], [1, 2], "sampler['drawn']"),
         ("generator", ["sampler", "generator"], bytes(16), "torch.Generator"),
+        ("sampler with both", ["sampler", "iterator", "position"], None, "cannot load its part"),
+        ("shuffle, a rank", ["sampler"], {"distributed": "x"}, "sampler['distributed']"),
     ],
     ids=itertools.count(),
 )
@@ -377,8 +370,6 @@ def test_a_position_behind_the_epochs_end_is_refused() -> None:
 
 @pytest.mark.parametrize("epoch", [2**62, -(2**62) - 1, 10**5000], ids=["above", "below", "far"])
 def test_epochs_that_no_state_can_hold_are_refused(epoch: int) -> None:
-    for target in (
-        make("order"), TokenBudgetBatchSampler([1, 2], 8),
-    ):  # fmt: skip
+    for target in (make("order"), TokenBudgetBatchSampler([1, 2], 8)):
         with pytest.raises(OptionError, match="epoch"):
             target.set_epoch(epoch)
