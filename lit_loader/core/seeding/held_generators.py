@@ -38,7 +38,7 @@ from lit_loader.core.seeding.seeds import PassSeeds, canonical_pickle, derive, e
 MAX_OBJECTS: Final = 20_000
 """Objects that a search looks into, each in 1 to 2 µs."""
 
-LONG: Final = 64
+LONG: Final = 32
 FIRST_ITEMS: Final = 16
 """Items of a long container that are looked into first."""
 

@@ -112,7 +112,7 @@ class Shuffled(IterableDataset[torch.Tensor]):
 
 def held_in_a_dict() -> Images:
     """Behind other entries, as in a configuration."""
-    parts: Any = {**dict.fromkeys(range(40)), "generators": ({np.random.default_rng(3)},)}
+    parts: Any = {**dict.fromkeys(range(20)), "generators": ({np.random.default_rng(3)},)}
     dataset = Images(lambda: next(iter(parts["generators"][0])).random())
     dataset.parts = parts  # type: ignore[attr-defined]
     return dataset
