@@ -130,7 +130,8 @@ def taken_at(kind: str, taken: int, workers: int = 0) -> dict[str, Any]:
         iterator = iter(loader)
         for _ in range(taken):
             next(iterator, None)
-        assert len(state := loader.state_dict()) <= 10
+        state = loader.state_dict()
+        assert len(state) <= 10
         return state
 
 
@@ -353,8 +354,7 @@ def test_one_line_tells_what_is_wrong(kind: str, path: list[Any], junk: Any, wor
     part[path[-1]] = junk
     told = attempt(kind, state)
     assert told is not None
-    assert "\n" not in told
-    assert word in told
+    assert "\n" not in told and word in told
 
 
 def test_a_position_behind_the_epochs_end_is_refused() -> None:
