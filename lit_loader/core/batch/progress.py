@@ -297,11 +297,10 @@ class Timings:
         self, worker: int = -1, nbytes: int = 0, measured: Sequence[int] = (0,) * 11
     ) -> None:
         self.worker, self.nbytes = worker, nbytes
-        # In one assignment: each batch has them.
-        # fmt: off
-        (self.samples, self.began, self.fetch, self.collate, self.encode, self.slowest,
-         self.slowest_at, self.processor, self.queued, self.state, self.tokens) = measured
-        # fmt: on
+        (
+            self.samples, self.began, self.fetch, self.collate, self.encode, self.slowest,
+            self.slowest_at, self.processor, self.queued, self.state, self.tokens,
+        ) = measured  # fmt: skip
 
     @property
     def waited(self) -> int:

@@ -63,6 +63,16 @@ A ``_get_iterator()`` that a program calls by itself has new ones, as with torch
 dataset as it is now.
 """
 
+_pid = os.getpid()  # a system call, which each next() would feel
+
+
+def _in_child() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
 _UNPLANNED: Final = ShownSamplers(None, None)
 
 _OF_THE_PROCESS: Final = (
@@ -105,7 +115,7 @@ class LoaderCore:
     def begin_in_this_process(self, loader: Any) -> None:
         """Begin with what belongs to one process: no workers yet, no iterators."""
         self._loader = weakref.ref(loader)
-        self._lock, self.pid = threading.RLock(), os.getpid()
+        self._lock, self.pid = threading.RLock(), _pid
         self.keeper, self.log = WorkerKeeper(self), BatchLog()
         self.options: PassOptions  # of the iterator made last
         self.of_process: dict[str, Any] = {}  # what add-ons keep, by their names
@@ -122,8 +132,8 @@ class LoaderCore:
     @property
     def lock(self) -> threading.RLock:
         """Held in every ``next()``, for iterators of one loader share workers."""
-        if self.pid != os.getpid():  # a forked child: a thread of the parent's may hold that one
-            self._lock, self.pid = threading.RLock(), os.getpid()
+        if self.pid != _pid:  # a forked child: a thread of the parent's may hold that one
+            self._lock, self.pid = threading.RLock(), _pid
         return self._lock
 
     # --- options, as they are now ---
