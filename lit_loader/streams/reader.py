@@ -104,10 +104,10 @@ class Reader(BatchBuilder):
 
     def read(self, batch: int, progress: Progress) -> BatchWithReport:
         """Make a batch; or raise EndOfData, or Cancelled."""
-        context, begins, self._begins = reading(), self._begins, False
+        begins, self._begins = self._begins, False
         self._begin_batch(batch)
         state, meter = self._state(begins, progress), self._meter
-        began, context.tokens = meter.clock(), 0
+        began = meter.clock()
         try:
             samples = self._samples(progress)
         except EndOfData:
@@ -120,7 +120,6 @@ class Reader(BatchBuilder):
         else:
             digest, divided = digest_of(samples), self._divided() if begins else None
             made = self.collate(samples, progress)
-            progress.tokens = context.tokens
             report = self.with_report(made, state, divided, digest=digest)
         meter.made += meter.clock() - began
         return report

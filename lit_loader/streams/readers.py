@@ -112,7 +112,7 @@ class Readers:
         if self._seeds != seeds:
             self.enter(seeds)
         context, turns = reading(), len(self._shares)
-        batch, place = divmod(number, turns)
+        batch, place = number // turns, number % turns
         context.epoch, context.shard = epoch, self._told[place]
         if indices is None and self._next.get(place) != number:
             indices = _START
@@ -132,6 +132,7 @@ class Readers:
         try:
             if indices is not None:
                 reader.open(indices, batch, progress)
+            context.tokens = 0
             made = reader.read(batch, progress)
         except EndOfData:
             self._close(place)  # with its copy of the dataset
@@ -139,7 +140,7 @@ class Readers:
         finally:
             if self._copies is not None:
                 show(before)
-        self.samples = reader.samples
+        self.samples, progress.tokens = reader.samples, context.tokens
         return made
 
     def _close(self, place: int) -> None:

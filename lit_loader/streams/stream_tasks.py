@@ -39,6 +39,7 @@ class StreamTasks(PassTasks):
 
     reads_streams = True
     place: StreamPosition
+    _turns: set[int]  # the next one of each reader that has not ended
 
     def __init__(self, core: LoaderCore, made: Pass, in_order: bool) -> None:
         super().__init__(made)
@@ -62,11 +63,11 @@ class StreamTasks(PassTasks):
             turn = position_of(self.again.popleft())
             point: ReadPoint | None = self.place.reader(turn % self._num_readers)
         else:
-            found = None if self.is_drawn else self._next_turn()
-            if found is None:
+            if not self._turns:
                 self.is_drawn = True
                 return None
-            turn, point = found, self._first.pop(found % self._num_readers, None)
+            turn = min(self._turns) if self._in_order else self._turn_of_quickest()
+            point = self._first.pop(turn % self._num_readers, None)
         number, whose = self._first_task + turn, self._shares[turn % self._num_readers]
         # Without the call of a constructor that is written in Python.
         task = _new(Task, (number, point, self._epoch, self.made.seeds, False, whose))
@@ -75,15 +76,6 @@ class StreamTasks(PassTasks):
         if turn in self._turns:  # else it is given again
             self._turns ^= {turn, turn + self._num_readers}
         return task
-
-    def _next_turn(self) -> int | None:
-        """Return the next turn of a reader; None: all have ended."""
-        while self._turns:
-            turn = min(self._turns) if self._in_order else self._turn_of_quickest()
-            if not self.place.passes_over(turn % self._num_readers):
-                return turn
-            self._turns.remove(turn)
-        return None
 
     def _turn_of_quickest(self) -> int:
         """Return the next turn of the reader with the fewest batches outstanding."""
@@ -97,6 +89,7 @@ class StreamTasks(PassTasks):
         reader = (outcome.number & POSITION) % self._num_readers
         if outcome.ended:
             place.exhausted(reader)
+            self._turns = {turn for turn in self._turns if turn % self._num_readers != reader}
         elif outcome.error is not None or made is None:  # no state came with it
             place.read(reader, NOT_TAKEN, 0)
         else:
@@ -133,7 +126,7 @@ class StreamTasks(PassTasks):
         self.again.clear()
         self.is_drawn, place, readers = False, self.place, range(self._num_readers)
         points = [place.reader(reader) for reader in readers]
-        self._turns = {  # the next one of each reader
+        self._turns = {
             points[reader].batches * self._num_readers + reader
             for reader in readers
             if not place.passes_over(reader)

@@ -321,8 +321,6 @@ class AtNext(Shuffled):
 
 
 FILES = 24
-
-
 DRAWS = [random, torch, np.random.default_rng(1), random.Random(1)]
 LAZY = functools.partial(Shuffled, lazy=True)
 

@@ -152,6 +152,8 @@ def test_nested_tensors_are_compared(layout: torch.layout) -> None:
     other = Call(lambda index: torch.full((index + 1,), entropy()), LENGTH)
     with pytest.raises(DeterminismError, match=r"batch\[0\] \(float32 \d+\) has other values"):
         check_determinism(DataLoader(other, 4, collate_fn=nested))
+    stream = Counting(3, lambda index: nested([torch.ones(index + 1), torch.ones(2)]))
+    assert len(list(DataLoader(stream, None))) == 3
 
 
 def test_an_error_the_second_time_is_a_difference() -> None:

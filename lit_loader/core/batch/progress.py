@@ -297,9 +297,10 @@ class Timings:
         self, worker: int = -1, nbytes: int = 0, measured: Sequence[int] = (0,) * 11
     ) -> None:
         self.worker, self.nbytes = worker, nbytes
-        self.samples, self.began, self.fetch, self.collate, self.encode = measured[:5]
-        self.slowest, self.slowest_at, self.processor, self.queued = measured[5:9]
-        self.state, self.tokens = measured[9:]
+        (
+            self.samples, self.began, self.fetch, self.collate, self.encode, self.slowest,
+            self.slowest_at, self.processor, self.queued, self.state, self.tokens,
+        ) = measured  # fmt: skip
 
     @property
     def waited(self) -> int:

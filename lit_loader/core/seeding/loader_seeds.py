@@ -187,7 +187,8 @@ class GeneratorLock:
         """Wait until no other thread has the lock, and take it; say so if that takes long."""
         if not lock._is_owned():  # reach: python: as threading.Condition asks an RLock
             self._mine, patience = True, WARN_AFTER
-            while not lock.acquire(timeout=patience):
+            # To name a time costs more than to take a lock that is free, as nearly always.
+            while not (lock.acquire(False) or lock.acquire(timeout=patience)):
                 _log.warning(_WAITS)
                 patience = -1  # forever
 
