@@ -76,6 +76,9 @@ class Progress:
         # again announces each.
         self._has_board = words is not None
         self.is_quick = not self._has_board
+        # Whether such samples are timed: not after a quick batch, for a clock takes as long as many
+        # a sample in memory.
+        self.is_timed = self.is_quick
         self.samples: list[object] | None
         self._last = 0  # when the sample that is being read was begun
         self.token = 0  # that of the epoch whose batch is being made
@@ -113,12 +116,14 @@ class Progress:
         now = self.fetched = _clock()
         if self._place >= 0 and now - self._last > self.slowest:
             self.slowest, self.slowest_at = now - self._last, self._place
+        is_quick = samples >= _MANY and now - self.began < _QUICK * samples
         if self._has_board:
             words, row = self._words, self._row
             words[row + board.STAGE] = Stage.COLLATING
             words[row + board.SINCE] = now
-            is_quick = samples >= _MANY and now - self.began < _QUICK * samples
             self.is_quick = is_quick and not self.each
+        else:
+            self.is_timed = not is_quick
         self._place, self.samples = -1, None
 
     def encoding(self) -> None:
@@ -297,9 +302,10 @@ class Timings:
         self, worker: int = -1, nbytes: int = 0, measured: Sequence[int] = (0,) * 11
     ) -> None:
         self.worker, self.nbytes = worker, nbytes
-        self.samples, self.began, self.fetch, self.collate, self.encode = measured[:5]
-        self.slowest, self.slowest_at, self.processor, self.queued = measured[5:9]
-        self.state, self.tokens = measured[9:]
+        (
+            self.samples, self.began, self.fetch, self.collate, self.encode, self.slowest,
+            self.slowest_at, self.processor, self.queued, self.state, self.tokens,
+        ) = measured  # fmt: skip
 
     @property
     def waited(self) -> int:
