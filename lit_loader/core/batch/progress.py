@@ -66,8 +66,9 @@ class Progress:
     """
 
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
-        self._words = memoryview(bytearray(16 * ROW_WORDS)).cast("q") if words is None else words
-        self._row = row
+        if words is None:
+            words = memoryview(bytearray(16 * ROW_WORDS)).cast("q")
+        self._words, self._row = words, words[row : row + ROW_WORDS]
         self.each = True  # announce samples however quick they are: somebody looks at the time
         # Returns slot memory for what the default collate stacks; None: there is none.
         self.empty: Callable[..., Any] | None = None
@@ -92,20 +93,20 @@ class Progress:
         Without a ``token`` it is. Its indices are ``nbytes`` bytes at ``offset`` of the arena,
         until the batch takes their place.
         """
-        words, row = self._words, self._row
+        row = self._row
         if token:
-            is_void = words[row + board.VOID] >> sequence % board.VOIDABLE & 1
-            if words[board.TOKEN] != token or is_void:
+            is_void = row[board.VOID] >> sequence % board.VOIDABLE & 1
+            if self._words[board.TOKEN] != token or is_void:
                 return False
         self.began = now = _clock()
         if self._has_board:
-            words[row + board.STAGE] = Stage.FETCHING
-            words[row + board.NUMBER] = number
-            words[row + board.POSITION] = -1
-            words[row + board.SINCE] = now
+            row[board.STAGE] = Stage.FETCHING
+            row[board.NUMBER] = number
+            row[board.POSITION] = -1
+            row[board.SINCE] = now
         if nbytes:
-            words[row + board.OFFSET], words[row + board.NBYTES] = offset, nbytes
-            words[row + board.INDICES] = number
+            row[board.OFFSET], row[board.NBYTES] = offset, nbytes
+            row[board.INDICES] = number
         self.fetched = self.collated = self.slowest = self.slowest_at = 0
         self.state = self.tokens = 0
         self._place, self.samples = -1, None
@@ -118,9 +119,9 @@ class Progress:
             self.slowest, self.slowest_at = now - self._last, self._place
         is_quick = samples >= _MANY and now - self.began < _QUICK * samples
         if self._has_board:
-            words, row = self._words, self._row
-            words[row + board.STAGE] = Stage.COLLATING
-            words[row + board.SINCE] = now
+            row = self._row
+            row[board.STAGE] = Stage.COLLATING
+            row[board.SINCE] = now
             self.is_quick = is_quick and not self.each
         else:
             self.is_timed = not is_quick
@@ -128,17 +129,17 @@ class Progress:
 
     def encoding(self) -> None:
         """Note that the batch is collated."""
-        words, row = self._words, self._row
-        words[row + board.STAGE] = Stage.ENCODING
-        words[row + board.SINCE] = self.collated = _clock()
+        row = self._row
+        row[board.STAGE] = Stage.ENCODING
+        row[board.SINCE] = self.collated = _clock()
 
     def idle(self, made: bool = False) -> int:
         """Note that nothing is to be done, and count a task that is done; returns "now"."""
-        words, row = self._words, self._row
-        words[row + board.STAGE] = Stage.IDLE
-        words[row + board.NUMBER] = -1
-        words[row + board.SINCE] = now = _clock()
-        words[row + board.NUM_DONE] += made
+        row = self._row
+        row[board.STAGE] = Stage.IDLE
+        row[board.NUMBER] = -1
+        row[board.SINCE] = now = _clock()
+        row[board.NUM_DONE] += made
         return now
 
     def stages(
@@ -170,10 +171,10 @@ class Progress:
         Raises:
             Cancelled: The board shows another token.
         """
-        words, row, now = self._words, self._row, _clock()
-        words[row + board.POSITION] = place
-        words[row + board.SINCE] = now
-        if words[board.TOKEN] != self.token:
+        row, now = self._row, _clock()
+        row[board.POSITION] = place
+        row[board.SINCE] = now
+        if self._words[board.TOKEN] != self.token:
             raise Cancelled
         if self._place >= 0 and now - self._last > self.slowest:
             self.slowest, self.slowest_at = now - self._last, self._place
@@ -198,7 +199,7 @@ class Progress:
 
     def beat(self) -> None:
         """Note that the loader's own work makes progress, before a sample or after it."""
-        self._words[self._row + board.SINCE] = _clock()
+        self._row[board.SINCE] = _clock()
 
 
 PAUSE: Final = 30_000_000
