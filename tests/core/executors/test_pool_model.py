@@ -405,8 +405,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.submit(executor.Task(outcome.number, reader, 0, PassSeeds(0)))
             return
         self.outstanding.remove(outcome.number)
-        assert outcome.failure is None
-        assert outcome.memory is not None
+        assert outcome.failure is None and outcome.memory is not None
         content = content_of(self.pool.token, outcome.number)
         self.held.append((outcome.number, content, outcome.memory[: outcome.reply.nbytes]))
 
