@@ -66,6 +66,7 @@ class Progress:
     """
 
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
+        self._has_board = words is not None
         if words is None:
             words = memoryview(bytearray(16 * ROW_WORDS)).cast("q")
         self._words, self._row = words, words[row : row + ROW_WORDS]
@@ -75,7 +76,6 @@ class Progress:
         # Whether samples need not be announced one by one: nobody sees it, or those of the batch
         # before were quick. A message about a dead worker then names the batch, and who makes it
         # again announces each.
-        self._has_board = words is not None
         self.is_quick = not self._has_board
         # Whether such samples are timed: not after a quick batch, for a clock takes as long as many
         # a sample in memory.
