@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.system.stack_dumps import shortened
-from lit_loader.core.transport.messages import position_of, unpack_indices
+from lit_loader.core.transport.messages import listed, position_of
 from lit_loader.core.transport.status_board import BoardRow, Stage
 from lit_loader.describe import program_stacklevel
 from lit_loader.diagnostics import looks
@@ -89,8 +89,8 @@ class Stall:
         pid = 0 if process is None else process.pid
         what = doing(row.stage, None)
         if row.number >= 0:
-            packed = pool.packed_indices(row.number)
-            what = doing_task(row, unpack_indices(packed) if packed else None)
+            task = pool.task(row.number)
+            what = doing_task(row, None if task is None else listed(task.indices))
         line = _at(f"Worker {worker} (pid {pid}): {what}", row, pid, self._used.get(worker))
         try:
             stacks = looks.ask(pid, pool.workers.board.stacks_of(worker))

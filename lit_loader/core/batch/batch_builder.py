@@ -15,6 +15,7 @@ sample.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -54,6 +55,9 @@ SET_EPOCH: Final = 0
 """A stage of what comes before the first sample; see `streams/reader.py`."""
 
 _new = tuple.__new__
+
+_of_kind: Final = functools.lru_cache(maxsize=8)(extend)
+"""Begins the seeds of one kind in one pass, which need it for each batch, or sample."""
 
 
 class BatchBuilder:
@@ -260,15 +264,15 @@ class BatchBuilder:
                 f"{MAX_OBJECTS:,} objects. Draw from lit_loader.get_rng(), or pass reseed_fn"
             )
 
-    def _seed(self, *parts: int) -> None:
-        """Seed every generator that the dataset may draw from, for what ``parts`` name."""
-        self._seeded = parts
+    def _seed(self, kind: int, *place: int) -> None:
+        """Seed every generator that the dataset may draw from, for a place of some kind."""
+        self._seeded = kind, *place
         if self.seed_globals is not None:
-            self.seed_globals(extend(self._seeds.seed, *parts) >> 1)
+            self.seed_globals(extend(_of_kind(self._seeds.seed, kind), *place) >> 1)
         if self.held.tapes:
-            self.held.reseed(*parts)
+            self.held.reseed(kind, *place)
         if self._spec.reseed_fn is not None:
-            self._spec.reseed_fn(self._spec.dataset, extend(self._seeds.seed, *parts) >> 1)
+            self._spec.reseed_fn(self._spec.dataset, self.seed)
 
     def _seed_sample(self, place: int) -> None:
         self._seed(SAMPLE, self.rng.sample_seed(place))

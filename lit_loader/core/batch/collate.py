@@ -53,11 +53,8 @@ def default_collate(samples: Sequence[Any], empty: Empty | None = None) -> Any:
     registered = rules.default_collate_fn_map
     # torch's rule: that of the exact type, or of the first type that fits.
     rule = registered.get(kind)
-    if rule is None:
-        for each in registered:
-            if isinstance(first, each):
-                rule = registered[each]
-                break
+    if rule is None and isinstance(first, tuple(registered)):
+        rule = next(rule for each, rule in registered.items() if isinstance(first, each))
     if rule is not None:
         own = _OWN_RULES.get(rule)
         if own is not None:

@@ -66,15 +66,16 @@ class Progress:
     """
 
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
-        self._words = memoryview(bytearray(16 * ROW_WORDS)).cast("q") if words is None else words
-        self._row = row
+        self._has_board = words is not None
+        if words is None:
+            words = memoryview(bytearray(16 * ROW_WORDS)).cast("q")
+        self._words, self._row = words, words[row : row + ROW_WORDS]
         self.each = True  # announce samples however quick they are: somebody looks at the time
         # Returns slot memory for what the default collate stacks; None: there is none.
         self.empty: Callable[..., Any] | None = None
         # Whether samples need not be announced one by one: nobody sees it, or those of the batch
         # before were quick. A message about a dead worker then names the batch, and who makes it
         # again announces each.
-        self._has_board = words is not None
         self.is_quick = not self._has_board
         self.samples: list[object] | None
         self._last = 0  # when the sample that is being read was begun
@@ -89,20 +90,20 @@ class Progress:
         Without a ``token`` it is. Its indices are ``nbytes`` bytes at ``offset`` of the arena,
         until the batch takes their place.
         """
-        words, row = self._words, self._row
+        row = self._row
         if token:
-            is_void = words[row + board.VOID] >> sequence % board.VOIDABLE & 1
-            if words[board.TOKEN] != token or is_void:
+            is_void = row[board.VOID] >> sequence % board.VOIDABLE & 1
+            if self._words[board.TOKEN] != token or is_void:
                 return False
         self.began = now = _clock()
         if self._has_board:
-            words[row + board.STAGE] = Stage.FETCHING
-            words[row + board.NUMBER] = number
-            words[row + board.POSITION] = -1
-            words[row + board.SINCE] = now
+            row[board.STAGE] = Stage.FETCHING
+            row[board.NUMBER] = number
+            row[board.POSITION] = -1
+            row[board.SINCE] = now
         if nbytes:
-            words[row + board.OFFSET], words[row + board.NBYTES] = offset, nbytes
-            words[row + board.INDICES] = number
+            row[board.OFFSET], row[board.NBYTES] = offset, nbytes
+            row[board.INDICES] = number
         self.fetched = self.collated = self.slowest = self.slowest_at = 0
         self.state = self.tokens = 0
         self._place, self.samples = -1, None
@@ -114,26 +115,26 @@ class Progress:
         if self._place >= 0 and now - self._last > self.slowest:
             self.slowest, self.slowest_at = now - self._last, self._place
         if self._has_board:
-            words, row = self._words, self._row
-            words[row + board.STAGE] = Stage.COLLATING
-            words[row + board.SINCE] = now
+            row = self._row
+            row[board.STAGE] = Stage.COLLATING
+            row[board.SINCE] = now
             is_quick = samples >= _MANY and now - self.began < _QUICK * samples
             self.is_quick = is_quick and not self.each
         self._place, self.samples = -1, None
 
     def encoding(self) -> None:
         """Note that the batch is collated."""
-        words, row = self._words, self._row
-        words[row + board.STAGE] = Stage.ENCODING
-        words[row + board.SINCE] = self.collated = _clock()
+        row = self._row
+        row[board.STAGE] = Stage.ENCODING
+        row[board.SINCE] = self.collated = _clock()
 
     def idle(self, made: bool = False) -> int:
         """Note that nothing is to be done, and count a task that is done; returns "now"."""
-        words, row = self._words, self._row
-        words[row + board.STAGE] = Stage.IDLE
-        words[row + board.NUMBER] = -1
-        words[row + board.SINCE] = now = _clock()
-        words[row + board.NUM_DONE] += made
+        row = self._row
+        row[board.STAGE] = Stage.IDLE
+        row[board.NUMBER] = -1
+        row[board.SINCE] = now = _clock()
+        row[board.NUM_DONE] += made
         return now
 
     def stages(
@@ -165,10 +166,10 @@ class Progress:
         Raises:
             Cancelled: The board shows another token.
         """
-        words, row, now = self._words, self._row, _clock()
-        words[row + board.POSITION] = place
-        words[row + board.SINCE] = now
-        if words[board.TOKEN] != self.token:
+        row, now = self._row, _clock()
+        row[board.POSITION] = place
+        row[board.SINCE] = now
+        if self._words[board.TOKEN] != self.token:
             raise Cancelled
         if self._place >= 0 and now - self._last > self.slowest:
             self.slowest, self.slowest_at = now - self._last, self._place
@@ -193,7 +194,7 @@ class Progress:
 
     def beat(self) -> None:
         """Note that the loader's own work makes progress, before a sample or after it."""
-        self._words[self._row + board.SINCE] = _clock()
+        self._row[board.SINCE] = _clock()
 
 
 PAUSE: Final = 30_000_000

@@ -61,10 +61,8 @@ class WorkerKeeper:
         from lit_loader.core.executors.pool_executor import PoolExecutor
 
         pool, begun = self._claim_pool(run, made)
-        loader = core.loader
-        tasks = {} if begun is None else begun.tasks
-        executor = PoolExecutor(pool, run.healer, core.depth, tasks)
-        pool.patient, pool.waits = bool(loader.timeout), core.log.waits
+        executor = PoolExecutor(pool, run.healer, core.depth)
+        pool.patient, pool.waits = bool(core.loader.timeout), core.log.waits
         pool.page.begin_epoch(made.epoch, made.position.now().delivered)
         return executor, begun
 

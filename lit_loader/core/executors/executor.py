@@ -24,7 +24,7 @@ from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.batch.progress import MEASURED, Timings
 from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.transport.codec import decode
-from lit_loader.core.transport.messages import Reply, Status, position_of
+from lit_loader.core.transport.messages import Reply, position_of
 from lit_loader.core.transport.status_board import BoardRow
 from lit_loader.core.transport.viewer_page import ViewerPage
 from lit_loader.core.transport.worker_exception import WorkerException
@@ -61,15 +61,12 @@ class Outcome:
         self.timings = timings
 
     @classmethod
-    def of_reply(
-        cls, number: int, reply: Reply, memory: Lease | None, failure: WorkerException | None
-    ) -> Outcome:
+    def of_reply(cls, number: int, reply: Reply) -> Outcome:
         """Make the outcome that a worker's message reports."""
         timings = Timings(reply.worker, reply.at + reply.nbytes, reply[MEASURED:])
         timings.arrived = time.monotonic_ns()
         outcome = cls(number, timings)
-        outcome.ended = reply.status == Status.ENDED
-        outcome.reply, outcome.memory, outcome.failure = reply, memory, failure
+        outcome.reply = reply
         return outcome
 
     def unpack(self) -> None:

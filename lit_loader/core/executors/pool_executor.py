@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
 from typing import Final, Protocol
 
 from lit_loader.core.executors.executor import Executor, FewerWorkers, Outcome, Task, WorkerDeath
@@ -95,7 +94,6 @@ class Healer:
         self._suspect: tuple[int, BoardRow] | None = None  # where the last look found a worker
         self._due, self._resumed = float("inf"), 0.0  # the next look; the end of the last pause
         self._iterable = iterable
-        self.assigned: Mapping[int, Task] = {}  # the tasks in flight, by number; for messages
         self.restarts = 0  # workers replaced so far
         self.notices: deque[Notice] = deque()  # texts for the consumer, of what was replaced
 
@@ -110,7 +108,7 @@ class Healer:
                 message = f"Worker {death.worker} (pid {death.pid}) did not start: {_AT_A_LOCK}."
                 message += f" Its stacks:\n{death.stack}" if death.stack else ""
             else:
-                message = self._seams.explain(pool, death, self.assigned.get(death.row.number))
+                message = self._seams.explain(pool, death, pool.task(death.row.number))
             outcome = self._see_to(pool, death, WorkerDiedError, message)
             if (fewer := self._seams.fewer_workers(pool, death)) is not None:
                 self.notices.append(fewer)
@@ -139,7 +137,7 @@ class Healer:
         together = first and not pool.is_successor(worker)
         ended = pool.workers.end(worker)
         pool.waits.hangs.append(time.monotonic_ns())
-        task = self.assigned.get(ended.row.number)
+        task = pool.task(ended.row.number)
         message = self._seams.explain(pool, ended, task, (seconds, self.timeout))
         if first:
             message += f"\nIt had made no batch: {_AT_A_LOCK}."
@@ -248,42 +246,34 @@ def _idle(row: BoardRow, began: float) -> float:
 class PoolExecutor(Executor):
     """Worker processes, as long as an iterator has them.
 
-    ``depth`` tasks may be outstanding. ``begun`` are tasks that the workers are at already. What
-    the consumer is to be told goes to the healer's notices.
+    ``depth`` tasks may be outstanding. What the consumer is to be told goes to the healer's
+    notices.
     """
 
     workers: WorkerPool
 
-    def __init__(
-        self, pool: WorkerPool, healer: Healer, depth: int, begun: dict[int, Task]
-    ) -> None:
+    def __init__(self, pool: WorkerPool, healer: Healer, depth: int) -> None:
         self.workers = pool
         self.token = pool.token  # that of the tasks
         self.page = pool.page
         self._healer, self._depth = healer, depth
         self._stopping = False
-        # What was submitted and is not received: for messages.
-        self._tasks = {**begun}
-        healer.assigned = self._tasks
 
     def submit(self, task: Task) -> None:
         """Send a task to a worker, or keep it until one has room."""
-        self._tasks[task.number] = task
-        self.workers.submit(*task[:5])
+        self.workers.submit(task)
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
         """Wait for an outcome, and replace whoever dies or hangs meanwhile.
 
         With a timeout of 0 that is left to the next call.
         """
-        pool, healer, began = self.workers, self._healer, 0.0
+        pool, healer = self.workers, self._healer
+        began = 0.0 if healer.timeout is None else time.monotonic()
         while not self._stopping:
-            began = began or time.monotonic()
             try:
-                if timeout is not None:
+                if timeout is not None or healer.timeout is None:
                     outcome = pool.receive(timeout)
-                elif healer.timeout is None:
-                    outcome = pool.receive(None)
                 else:
                     outcome = pool.receive(healer.patience(pool, began)) or healer.look(pool, began)
             except WorkerDeath as death:
@@ -294,11 +284,8 @@ class PoolExecutor(Executor):
                 if pool.notices:
                     healer.notices.extend(pool.notices)
                     pool.notices.clear()
-            if outcome is not None:
-                self._tasks.pop(outcome.number, None)
+            if outcome is not None or timeout is not None:
                 return outcome
-            if timeout is not None:
-                return None
         return None
 
     def room(self, outstanding: int) -> int:

@@ -47,12 +47,11 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.progress import WorkerWaits
-from lit_loader.core.executors.executor import MOST_WORKERS, FewerWorkers, Outcome
+from lit_loader.core.batch.progress import MEASURED, WorkerWaits
+from lit_loader.core.executors.executor import MOST_WORKERS, FewerWorkers, Outcome, Task
 from lit_loader.core.executors.pipes import Ended, Pipes
 from lit_loader.core.executors.worker_process import WorkerProcess
 from lit_loader.core.executors.worker_set import Relays, WorkerSet, explain_limit
-from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.arena import Arena, Slot
 from lit_loader.core.transport.messages import (
@@ -162,13 +161,12 @@ _MOMENT: Final = 0.5
 class _Task:
     """A batch that is wanted, until it is there."""
 
-    __slots__ = ("copies", "epoch", "number", "packed", "seeds")
+    __slots__ = ("copies", "number", "packed", "submitted")
 
-    def __init__(self, number: int, packed: bytes, epoch: int, seeds: PassSeeds) -> None:
-        self.number = number
+    def __init__(self, submitted: Task, packed: bytes) -> None:
+        self.submitted = submitted
+        self.number = submitted.number
         self.packed = packed
-        self.epoch = epoch
-        self.seeds = seeds
         self.copies: list[int] = []  # by their slots; not the objects, which refer to this one
 
 
@@ -300,19 +298,17 @@ class WorkerPool:
 
     # --- tasks ---
 
-    def submit(
-        self, number: int, indices: object, epoch: int, seeds: PassSeeds, own: bool = False
-    ) -> None:
-        """Submit the task of a number (`core/transport/messages.py`).
+    def submit(self, submitted: Task) -> None:
+        """Submit a task.
 
-        ``indices``, of an order of the loader's ``own``, are an array; for an iterable dataset they
-        say where its reader is to begin, or are None. One that has to say it and does not comes out
+        One of an iterable dataset's reader that has to say where it begins, and does not, comes out
         as lost.
         """
-        packed = b"" if indices is None else pack_indices(indices, own)
-        task = _Task(number, packed, epoch, seeds)
+        indices = submitted.indices
+        packed = b"" if indices is None else pack_indices(indices, submitted.own)
+        task = _Task(submitted, packed)
         with self._lock:
-            self._tasks[number] = task
+            self._tasks[task.number] = task
             worker = None
             if not self._unassigned or self._homes is not None:
                 worker = self._worker_for(task)
@@ -325,7 +321,7 @@ class WorkerPool:
         """The worker that a task is to be sent to now; None: it has to wait."""
         if self._homes is not None:
             return self._by_number.get(self._homes.home(position_of(task.number)))
-        found, most, home = None, 1, (task.number & POSITION) % max(1, self.num_workers)
+        found, most, home = None, 1, (task.number & POSITION) % (self.num_workers or 1)
         for worker in self._by_number.values():
             credit = self._credit if worker.credit is None else worker.credit
             # Of several with as much room the same one in each epoch, for what a dataset keeps.
@@ -356,14 +352,9 @@ class WorkerPool:
         worker.queue.append(copy)
         worker.owed += 1
         task.copies.append(offset)
-        capacity = slot.capacity
-        self.pipes.send(
-            worker.number,
-            packed_task(
-                *(self.token, task.number, task.epoch, *task.seeds),
-                *(offset, capacity, nbytes, place),
-            ),
-        )
+        asked = task.submitted
+        which = self.token, task.number, asked.epoch, *asked.seeds
+        self.pipes.send(worker.number, packed_task(*which, offset, slot.capacity, nbytes, place))
 
     def _assign_waiting(self) -> None:
         waiting = self._unassigned
@@ -490,10 +481,10 @@ class WorkerPool:
             death.stuck = True
             raise death
 
-    def packed_indices(self, number: int) -> bytes:
-        """The packed indices of a task without an outcome; b"": there are none."""
+    def task(self, number: int) -> Task | None:
+        """The task of this number; None: it has an outcome."""
         task = self._tasks.get(number)
-        return b"" if task is None else task.packed
+        return None if task is None else task.submitted
 
     def _see_to_the_dead(self) -> None:
         """Clean up after a worker that exited as asked.
@@ -539,8 +530,9 @@ class WorkerPool:
 
     def _close_copy(self, reply: Reply) -> None:
         """Close a copy's account; what is the first of a task still wanted is ready."""
+        status, _, sent_with, offset, at, nbytes = reply[:MEASURED]
         with self._lock:
-            copy = self._copies.pop(reply.slot)
+            copy = self._copies.pop(sent_with)
             worker, task, slot = self._by_number[copy.worker], copy.task, copy.slot
             if worker.queue[0] is copy:
                 worker.queue.popleft()
@@ -554,27 +546,29 @@ class WorkerPool:
                 worker.owed -= 1
             if copy.space is not None:
                 other = copy.space
-                if reply.offset == other.offset:
+                if offset == other.offset:
                     slot, other = other, slot
                 self.arena.release(other, used=False)
             task.copies.remove(copy.slot.offset)
             # `_is_wanted`, spelled out
             wanted = self._tasks.get(task.number) is task and self.token == self._begun
-            if not wanted or reply.status == Status.DROPPED:
+            if not wanted or status == Status.DROPPED:
                 self.arena.release(slot, used=not reply.began)  # one that nobody has begun
-                if reply.status == Status.DROPPED and wanted and not task.copies:
+                if status == Status.DROPPED and wanted and not task.copies:
                     self._put_back([task])
             else:
                 del self._tasks[task.number]
-                end, memory, failure = reply.at + reply.nbytes, None, None
-                if reply.status == Status.DONE:
-                    memory = self.arena.lease(slot, end)  # the slot goes with the batch
+                outcome = Outcome.of_reply(task.number, reply)
+                if status == Status.DONE:
+                    outcome.memory = self.arena.lease(slot, at + nbytes)  # goes with the batch
                 else:
-                    if reply.status == Status.FAILED:
-                        failure = WorkerException.unpack(slot.memory[reply.at : end].tobytes())
+                    outcome.ended = status == Status.ENDED
+                    if status == Status.FAILED:
+                        failure = slot.memory[at : at + nbytes].tobytes()
+                        outcome.failure = WorkerException.unpack(failure)
                     # It is not known how much of it a batch that failed late has filled.
-                    self.arena.release(slot, used=failure is None)
-                self._ready.append(Outcome.of_reply(task.number, reply, memory, failure))
+                    self.arena.release(slot, used=outcome.failure is None)
+                self._ready.append(outcome)
                 for second in task.copies:
                     self._call_off(self._copies[second])
             if self._unassigned:

@@ -166,6 +166,8 @@ class Lease(np.ndarray[tuple[int, ...], np.dtype[np.uint8]]):
     death is what gives the slot back.
     """
 
+    __slots__ = ("arena", "slot")  # a dictionary takes longer than all the rest of it
+
     slot: Slot
     arena: Arena  # whose the slot is; and so who says how the batch is to lie
 
@@ -386,9 +388,10 @@ class Arena:
         Where the consumer holds many slots already, they are copies, so that a kept batch never
         stops the loader. It is plain then that it collects batches; what it drops of one is free.
         """
-        lease.slot.forks = user_forks
-        self._given.add(lease.slot)
-        held = len(self._given)
+        slot, given = lease.slot, self._given
+        slot.forks = user_forks
+        given.add(slot)
+        held = len(given)
         if held > HELD_SLOTS or (held > _HELD_WHOLE and len(stretches) > 1):
             return copied(lease, stretches)
         return small_copied(lease, stretches) if lease.size >= DIVIDED else None

@@ -372,22 +372,22 @@ def decode(
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):  # a batch is normal tensors, wherever it is decoded
             return decode(memory, offset, nbytes, divide)
-    view = memory.data[offset : offset + nbytes]
-    middle = _LENGTH.size + _LENGTH.unpack_from(view)[0]
-    form, others, rows, stretches = marshal.loads(view[_LENGTH.size : middle])
+    view, begin = memory.data, offset + _LENGTH.size
+    middle = begin + _LENGTH.unpack_from(view, offset)[0]
+    form, others, rows, stretches = marshal.loads(view[begin:middle])
     parts: list[Part] = []
     if rows:  # else nothing looks into the slot, and nobody has to be told how it is held
         parts = build(memory, rows, None if divide is None else divide(memory, stretches))
     if form is not None:  # of which `_flat` says what it means
         if others is not None:
             parts = _with_others(parts, others)
+        if form == _LIST:  # as nearly always
+            return parts
         if form == _LONE:
             return parts[0]
-        if isinstance(form, tuple):
-            return dict(zip(form, parts, strict=True))
-        return parts if form == _LIST else tuple(parts)
+        return tuple(parts) if form == _TUPLE else dict(zip(form, parts, strict=True))
     try:
-        return unpickle_together(view[middle:], parts)
+        return unpickle_together(view[middle : offset + nbytes], parts)
     except MemoryError:
         raise
     except Exception as error:

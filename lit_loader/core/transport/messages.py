@@ -32,6 +32,8 @@ import numpy as np
 
 from lit_loader.core.seeding.seeds import PassSeeds
 
+_new: Final = tuple.__new__
+
 SIZE: Final = 128
 
 ATTRIBUTES_PART: Final = 112
@@ -75,7 +77,7 @@ class Task(NamedTuple):
     @property
     def seeds(self) -> PassSeeds:
         """What its random numbers follow from."""
-        return PassSeeds(*self[3:7])
+        return _new(PassSeeds, self[3:7])
 
 
 class Attributes(NamedTuple):
@@ -196,7 +198,7 @@ _WRITTEN: Final = {
     for kind, (message, fields) in enumerate(_FIELDS.items())
 }
 _READ: Final = [
-    (partial(tuple.__new__, message), _layout("x", fields).unpack_from)
+    (partial(_new, message), _layout("x", fields).unpack_from)
     for message, fields in _FIELDS.items()
 ]
 
@@ -260,7 +262,7 @@ def pack_indices(indices: object, own: bool = False) -> bytes:
 def unpack_indices(data: bytes | memoryview) -> Any:
     """Read what :func:`pack_indices` wrote."""
     # The tag stands last, so that the integers begin where the slot does: aligned.
-    if data[-1:] == _INT64:
+    if data[-1] == _INT64[0]:
         return memoryview(data)[:-1].cast("q").tolist()
     return pickle.loads(data[:-1])
 

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lit_loader.core.executors import worker_pool, worker_set
+from lit_loader.core.executors import executor, worker_pool, worker_set
 from lit_loader.core.executors.executor import Outcome, WorkerDeath
 from lit_loader.core.executors.process_start import Links
 from lit_loader.core.executors.worker_pool import WorkerPool
@@ -323,7 +323,8 @@ class PoolMachine(RuleBasedStateMachine):
             if len(self.outstanding) < self.depth * self.num_workers:
                 number, self.next_number = self.next_number, self.next_number + 1
                 self.outstanding.add(number)
-                self.pool.submit(number, None if self.turns else [number], 0, PassSeeds(0))
+                indices = None if self.turns else [number]
+                self.pool.submit(executor.Task(number, indices, 0, PassSeeds(0)))
 
     @rule(worker=st.integers(0, 2), count=st.integers(1, 8))
     def step(self, worker: int, count: int) -> None:
@@ -401,11 +402,10 @@ class PoolMachine(RuleBasedStateMachine):
         if outcome.lost:  # as lit_loader.core.epoch.epoch does: again, with its reader's place
             assert self.turns
             reader = outcome.number % self.turns
-            self.pool.submit(outcome.number, reader, 0, PassSeeds(0))
+            self.pool.submit(executor.Task(outcome.number, reader, 0, PassSeeds(0)))
             return
         self.outstanding.remove(outcome.number)
-        assert outcome.failure is None
-        assert outcome.memory is not None
+        assert outcome.failure is None and outcome.memory is not None
         content = content_of(self.pool.token, outcome.number)
         self.held.append((outcome.number, content, outcome.memory[: outcome.reply.nbytes]))
 
