@@ -24,16 +24,16 @@ import time
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from lit_loader.core.batch.batch_spec import BatchSpec, TorchModes
 from lit_loader.core.batch.progress import WINDOW, BatchLog, Timings
-from lit_loader.core.epoch.iterator import LoaderIterator, run_patches
+from lit_loader.core.epoch.iterator import LoaderIterator
 from lit_loader.core.epoch.pass_tasks import NextEpochTasks
 from lit_loader.core.epoch.passes import Pass, Passes, PassOptions
-from lit_loader.core.epoch.seams import AutoNumber, Seams
+from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.worker_keeper import WorkerKeeper
 from lit_loader.core.executors.executor import MOST_WORKERS, Workers
 from lit_loader.core.options.checks import check_dataset
@@ -50,6 +50,9 @@ from lit_loader.core.transport import viewer_page
 from lit_loader.core.transport.viewer_page import ViewerPage
 from lit_loader.describe import warn
 from lit_loader.errors import ExactnessWarning, OptionError
+
+if TYPE_CHECKING:
+    from lit_loader.profiling.auto_workers import AutoWorkers
 
 __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 
@@ -96,7 +99,7 @@ class LoaderCore:
         self._planned_for = _UNPLANNED
         self.passes = Passes(seeds)
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
-        self.auto: AutoNumber | None = None  # with ``num_workers="auto"``
+        self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
         self._warnings_given: set[str] = set()
         self._has_drawn = False  # whether an iterator was made: see `_numbers_to_draw`
         self._drawn_last = 0  # numbers that the last iterator has drawn
@@ -264,7 +267,6 @@ class LoaderCore:
         self.passes.drew(made, drawn)
         if workers:
             self.keeper.runs.add(made)
-        run_patches(made, loader)
         return made
 
     def _numbers_to_draw(self, workers: int) -> int:
@@ -355,24 +357,24 @@ class LoaderCore:
         if callable(set_epoch):
             set_epoch(epoch)
 
-    def next_epoch_tasks(self, made: Pass) -> NextEpochTasks:
-        """Return the tasks of the epoch after a pass, as far as they may be made ahead.
+    def next_epoch_tasks(self, made: Pass) -> NextEpochTasks | None:
+        """Return the tasks of the epoch after a pass; None: they may not be made ahead.
 
         Only where nothing can change what they are made of: the program may change what it shares
         with its workers before it asks for the next epoch.
         """
         loader, plan = self.loader, self.plan
-        foreseen = None
         if (
-            plan is not None
-            and plan.is_computed
-            and loader.persistent_workers
-            and loader.num_workers
-            and loader.worker_method == "multiprocessing"  # threads end with the iterator
-            and self.of_process.get("shared") is None
+            not loader.persistent_workers
+            or not loader.num_workers
+            or loader.worker_method != "multiprocessing"  # threads end with the iterator
+            or plan is None
+            or not plan.is_computed
+            or self.of_process.get("shared") is not None
         ):
-            foreseen = self.passes.foresee(made)
-        return NextEpochTasks(plan, foreseen)
+            return None
+        foreseen = self.passes.foresee(made)
+        return None if foreseen is None else NextEpochTasks(plan, *foreseen)
 
     # --- batches ---
 

@@ -63,6 +63,7 @@ class WorkerKeeper:
         pool, begun = self._claim_pool(run, made)
         loader = core.loader
         tasks = {} if begun is None else begun.tasks
+        assert run.healer is not None
         executor = PoolExecutor(pool, run.healer, core.depth, tasks)
         pool.patient, pool.waits = bool(loader.timeout), core.log.waits
         pool.page.begin_epoch(made.epoch, made.position.now().delivered)
