@@ -168,7 +168,7 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
 
     def begin_pass(self) -> Pass:
         """Fix where the pass begins."""
-        self.made = self.made or self._core.begin_pass(self, self.drawn)
+        self.made = self.made or self._core.begin_pass(self)
         return self.made
 
     def _begin(self) -> PassTasks:

@@ -264,7 +264,7 @@ class LoaderCore:
         if drawn is None and not self.passes.resumes:
             drawn, self._drawn_last = self.seeds.draw(numbers), numbers
         made: LoaderIterator[Any] = LoaderIterator(self, drawn, not workers, pin)
-        self.passes.drew(made, drawn)
+        self.passes.newest = weakref.ref(made)
         if workers:
             self.keeper.runs.add(made)
         return made
@@ -286,7 +286,7 @@ class LoaderCore:
 
     def draw_again(self) -> None:
         """Move torch's generator, which was restored, as far as the last iterator has."""
-        self.passes.generator_is_restored()
+        self.passes.mixed = None
         if self.seeds.generator is None:  # its own is where the loaded state says
             self.seeds.draw(self._drawn_last)
 
@@ -314,7 +314,7 @@ class LoaderCore:
         self.forget_start()
         self.keeper.close()
 
-    def begin_pass(self, iterator: object, drawn: int | None) -> Pass:
+    def begin_pass(self, iterator: LoaderIterator[Any]) -> Pass:
         """Begin the pass that comes next; called by an iterator at its first ``next()``."""
         for advice in self.seams.advice(self):
             self.warn_once(advice)
@@ -329,13 +329,12 @@ class LoaderCore:
         options = self.options
         roots = self.dataset, options.collate_fn, options.worker_init_fn
         found = find_generators(*roots, sharing=self.loader.persistent_workers)
-        tells = self.keeper.pool is not None
         # generator= may be a global of the dataset's module. Nothing more is drawn from it: the
         # seed of its pass decides what it yields there.
         own = None if self.seeds.seed is not None else self.seeds.generator
-        held = tuple(each for each in found.generators if own is None or each[1] is not own)
+        held = [each for each in found.generators if own is None or each[1] is not own]
         position = functools.partial(self.seams.position, self)
-        made = self.passes.begin(iterator, drawn, held, position, tells)
+        made = self.passes.begin(iterator, held, position, self.keeper.pool is not None)
         made.found, self.of_process["shared"] = found, found.shared
         return made
 
