@@ -97,7 +97,7 @@ class LoaderCore:
         self.given_replica = replica
         self._num_shards = shards
         self._planned_for = _UNPLANNED
-        self.passes = Passes(seeds)
+        self.passes: Passes  # since the plan was made
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
         self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
         self._warnings_given: set[str] = set()

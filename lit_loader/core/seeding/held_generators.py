@@ -230,6 +230,10 @@ class _Search:
         for step, part in leads:
             if type(part) in _PLAIN:
                 continue
+            if type(part) is list and not self._sharing:  # one for each class, say: as in `run`
+                first = part[:FIRST_ITEMS]
+                if _PLAIN.issuperset(map(type, first)):
+                    continue
             if self._sharing and self.shared is None and _is_shared(part):
                 self.shared = self.path(number) + str(step)
             self.look_at(part, number, step)
