@@ -39,7 +39,7 @@ from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION
 from lit_loader.core.transport.viewer_page import GIVEN, SINCE
 from lit_loader.describe import warn
-from lit_loader.errors import LoaderError, WorkerRestartWarning
+from lit_loader.errors import ExactnessWarning, LoaderError, WorkerRestartWarning
 
 if TYPE_CHECKING:  # what a plain loader does without
     from lit_loader.accelerator.device_copy import DeviceCopy
@@ -295,7 +295,7 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
                         self._sample_errors = core.seams.sample_errors(core)
                     self._sample_errors.note(number, made)
                 for note in made.notes:
-                    core.warn_of_exactness(note)
+                    core.warn_once(f"{type(core.dataset).__name__}: {note}", ExactnessWarning)
         except Exception as error:  # too many samples cannot be read, say
             return error
         return None

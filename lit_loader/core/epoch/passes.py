@@ -116,7 +116,9 @@ class Passes:
         self.commits = False  # whether commit() is used at all
         self._set: int | None = None  # the epoch that set_epoch has chosen
         self._next = 0  # the epoch that comes next, if none is set
-        self._repeats = defaultdict[int, int](int)  # passes of each epoch that have begun
+        self._repeats: defaultdict[int, int] = defaultdict(
+            int
+        )  # passes of each epoch that have begun
         self._loaded: Position | None = None  # where the next pass begins
         self._left = False  # whether the training loop has ended the loaded pass
         self._own: dict[str, int] = {}

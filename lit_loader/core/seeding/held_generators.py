@@ -218,11 +218,13 @@ class _Search:
                 if self._sharing or not _roles(map(_second, first)) <= _LEAVES_ALONE:
                     self._look_at_parts(first, number)
                     self._left[number] = leads
+            elif role is _Role.FUNCTION:
+                self._look_at_module(value)
             else:
                 own = _own_classes(kind)
                 leads = _parts(value, kind, role, own, self._sharing)
                 self._look_at_parts(leads, number)
-                for owner in (value,) if role is _Role.FUNCTION else own:
+                for owner in own:
                     self._look_at_module(owner)
             number += 1
 
@@ -419,7 +421,8 @@ def own_seeds(
     and nothing is drawn: the number tells generators apart. Those in equal states, as two
     transforms that must draw the same have them, share one.
     """
-    own, equal = dict(known), dict[bytes, int]()
+    own = dict(known)
+    equal: dict[bytes, int] = {}
     for number, (path, generator) in enumerate(found):
         controls = tape(generator)
         if controls is None or path in own:
