@@ -57,6 +57,7 @@ _LEAVES: Final[tuple[type, ...]] = (
     *(torch.Tensor, np.generic, types.ModuleType, types.CodeType, type),
     *(property, staticmethod, classmethod, types.GetSetDescriptorType),
 )
+_LISTS: Final = (list, tuple)
 _CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset, np.ndarray)
 CLOSED: Final = frozenset(sys.stdlib_module_names) | {"numpy", "torch"}
 _NO_GLOBALS: Final = CLOSED | {"lit_loader"}
@@ -71,7 +72,7 @@ _SHARING: Final = frozenset(
     f"multiprocessing.{name}" for name in ("sharedctypes", "shared_memory", "managers", "queues")
 )
 
-_Lead = tuple[str | int, object]  # an item's place, or the step as it is shown
+_Lead = tuple[str | int, Any]  # an item's place, or the step as it is shown
 
 
 class Found(NamedTuple):
@@ -91,7 +92,9 @@ def find_generators(*roots: object, sharing: bool = False) -> Found:
     """
     search = _Search(sharing)
     for root in roots:
-        search.look_at(root, -1, type(root).__name__)
+        # Of a function only the module is of interest.
+        if type(root) is not types.FunctionType or not _is_closed(root.__module__, _NO_GLOBALS):
+            search.look_at(root, -1, type(root).__name__)
     search.run()
     pairs = [(search.path(number), search.entered[number][0]) for number in search.found]
     return Found(tuple(pairs), search.shared, search.cut)
@@ -232,9 +235,9 @@ class _Search:
         for step, part in leads:
             if type(part) in _PLAIN:
                 continue
-            if type(part) is list and not self._sharing:  # one for each class, say: as in `run`
-                first = part[:FIRST_ITEMS]
-                if _PLAIN.issuperset(map(type, first)):
+            if type(part) in _LISTS and not self._sharing:
+                roles = _roles(part[:FIRST_ITEMS])  # as `run`, which would enter it for that
+                if roles <= _LEAVES_ALONE:
                     continue
             if self._sharing and self.shared is None and _is_shared(part):
                 self.shared = self.path(number) + str(step)
