@@ -94,8 +94,10 @@ class LoaderCore:
         self.seeds, self.seams = seeds, seams
         self.dataset: Any = None  # as the iterator made last has found it
         self.iterable = True  # whether it is an iterable one: it has no plan
-        self.given_replica = replica
-        self._num_shards = shards
+        # This process's number among those that share the data, and how many they are.
+        self.given_replica, self.replica = replica, replica or (0, 1)
+        # Which shards of an iterable dataset are this rank's; None: each worker is one.
+        self.shards = None if shards is None else Shards(*self.replica, shards)
         self._planned_for = _UNPLANNED
         self.passes: Passes  # since the plan was made
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
@@ -142,18 +144,6 @@ class LoaderCore:
     def plan(self) -> BatchPlan | None:
         """What each batch holds; None for an iterable dataset."""
         return self.passes.plan
-
-    @property
-    def shards(self) -> Shards | None:
-        """Which shards of an iterable dataset are this rank's; None: each worker is one."""
-        count = self._num_shards
-        return None if count is None else Shards(*self.given_replica or (0, 1), count)
-
-    @property
-    def replica(self) -> tuple[int, int]:
-        """This process's number among those that share the data, and how many they are."""
-        plan = self.passes.plan
-        return self.given_replica or (0, 1) if plan is None else (plan.rank, plan.num_replicas)
 
     @property
     def readers(self) -> int:
@@ -234,6 +224,7 @@ class LoaderCore:
             if given is not None and not is_share(given):
                 self.seeds.of_ranks(given.num_replicas)
             plan = shown.plan(loader.batch_size, loader.uneven_ranks)
+            self.replica = plan.rank, plan.num_replicas
         self.passes.plan, self.iterable, self._planned_for = plan, plan is None, shown
         self.passes.shares_data = self.replica[1] > 1
 

@@ -30,7 +30,7 @@ import logging
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -116,9 +116,8 @@ class Passes:
         self.commits = False  # whether commit() is used at all
         self._set: int | None = None  # the epoch that set_epoch has chosen
         self._next = 0  # the epoch that comes next, if none is set
-        self._repeats: defaultdict[int, int] = defaultdict(
-            int
-        )  # passes of each epoch that have begun
+        # Passes of each epoch that have begun.
+        self._repeats: defaultdict[int, int] = defaultdict(int)
         self._loaded: Position | None = None  # where the next pass begins
         self._left = False  # whether the training loop has ended the loaded pass
         self._own: dict[str, int] = {}
@@ -134,10 +133,9 @@ class Passes:
         copied = copy.copy(self)
         copied.seeds, copied._repeats, copied.newest = seeds, self._repeats.copy(), _nobody
         if self.current is not None:
-            position = copy.deepcopy(self.current.position)
-            copied.current = replace(
-                self.current, position=position, batches=None, iterator=_nobody, found=None
-            )
+            current = copied.current = copy.copy(self.current)
+            current.position = copy.deepcopy(current.position)
+            current.batches, current.iterator, current.found = None, _nobody, None
         return copied
 
     # --- what the program says ---
