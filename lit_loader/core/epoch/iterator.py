@@ -21,6 +21,7 @@ What they reach for in it, and for whom it is, an add-on says (`Seams.torch_habi
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -109,8 +110,6 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
             self._copy = core.seams.device_copy(core)
             limits = loader.max_worker_restarts, loader.timeout or None
             self.healer = Healer(*limits, core.iterable, core.seams)
-        if hasattr(_BaseDataLoaderIter, "__old_init__"):  # what SpeechBrain has put in its place
-            _BaseDataLoaderIter.__init__(self, loader)
 
     # --- the way of a batch ---
 
@@ -159,12 +158,9 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
 
     def begin(self) -> None:
         """Begin the pass now, and let workers make its first batches."""
-        with self._core.lock:
-            tasks = self._tasks or self._begin()
-            if not self._here:
-                if not tasks.tasks:
-                    tasks.next_task()
-                self._fill(self._executor or self._connect(tasks), tasks)
+        tasks = self._begin()
+        tasks.next_task()
+        self._fill(self._connect(tasks), tasks)
 
     def begin_pass(self) -> Pass:
         """Fix where the pass begins."""
@@ -175,13 +171,11 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
         """Begin the pass."""
         core, made = self._core, self.begin_pass()
         self._tail = core.seams.end_policy(core, made)
-        tasks: PassTasks = (
-            core.seams.stream_tasks(core, made, self._lines == 1)
-            if made.batches is None
-            else MapTasks(made, core.next_epoch_tasks(made))
-        )
-        self._tasks = tasks
-        return tasks
+        if made.batches is None:
+            self._tasks = core.seams.stream_tasks(core, made, self._lines == 1)
+        else:
+            self._tasks = MapTasks(made, core.next_epoch_tasks(made))
+        return self._tasks
 
     def _await(self, tasks: PassTasks, began: int) -> Outcome | None:
         """Keep the executor busy until the next outcome is there; None: all are out."""
@@ -371,10 +365,12 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
             return inline
         _end_with_the_program()
         with HeldBack():  # what a handler raises comes when the workers are started, and are kept
-            resizes = core.keeper.resizes
+            pin, resizes = self._pin, core.keeper.resizes
             executor, begun = core.keeper.acquire(self, made)
             try:
-                thread = None if self._pin is None else _pinning(executor, self._pin)
+                thread = None
+                if pin is not None:
+                    thread = pin.thread(executor.receive, functools.partial(_pinned, pin))
                 if begun is None:
                     tasks.restart_all()
                 else:
@@ -557,6 +553,11 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
 
     _next_index = _next_data = _reset = property()  # they mean nothing here: an AttributeError
 
+    def run_patches(self) -> None:
+        """Run what SpeechBrain has put in the place of torch's ``__init__``, if it has."""
+        if hasattr(_BaseDataLoaderIter, "__old_init__"):
+            _BaseDataLoaderIter.__init__(self, self._data_loader)
+
     def __old_init__(self, *_: object) -> None:
         """Do nothing: it is what SpeechBrain's patch calls torch's ``__init__`` by."""
 
@@ -572,15 +573,11 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
         self._core.keeper.end_idle_workers()
 
 
-def _pinning(executor: Executor, pin: Pinning) -> PinMemoryThread[Outcome]:
-    """Begin to receive, unpack and pin in a thread, which does not hold the iterator."""
-
-    def pinned(outcome: Outcome) -> Outcome:
-        outcome.unpack()
-        outcome.pin(pin)
-        return outcome
-
-    return pin.thread(executor.receive, pinned)
+def _pinned(pin: Pinning, outcome: Outcome) -> Outcome:
+    """Unpack and pin a batch, in a thread that does not hold the iterator."""
+    outcome.unpack()
+    outcome.pin(pin)
+    return outcome
 
 
 def _give_back(

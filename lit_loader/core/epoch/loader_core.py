@@ -258,6 +258,7 @@ class LoaderCore:
         passes.newest = weakref.ref(made)
         if workers:
             self.keeper.runs.add(made)
+        made.run_patches()
         return made
 
     def _numbers_to_draw(self, loader: Any, workers: int) -> int:
