@@ -18,13 +18,14 @@ from __future__ import annotations
 import copy
 import functools
 import multiprocessing
+import operator
 import os
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -95,6 +96,9 @@ _SETTLING = 10.0
 
 _PLAIN = (str, bytes, int, float, np.ndarray, torch.Tensor, os.PathLike, type(None))
 """Types of attributes of which none is an open handle."""
+
+
+_options_in: Final = operator.itemgetter(*DEFAULTS)
 
 
 def _from(module: str, name: str = "", given: Callable[..., Any] | None = None) -> Any:
@@ -463,9 +467,8 @@ class DataLoader(_TorchLoader[T_co]):
             from lit_loader.streams.datapipes import set_shuffle
 
             shuffle = None if set_shuffle(dataset, shuffle) else shuffle
-        given = locals()
-        options = {n: given[n] for n, default in DEFAULTS.items() if given[n] is not default}
-        config = LoaderConfig(**options).with_ranks()
+        options = zip(DEFAULTS, _options_in(locals()), strict=True)
+        config = LoaderConfig(**dict(options)).with_ranks()
         if iterable:
             from lit_loader.streams.advice import check_split_once
 

@@ -55,7 +55,7 @@ class StreamTasks(PassTasks):
             if not made.position.start.delivered:
                 self._name = Name(f"first batch of {type(core.dataset).__name__}")
         self._is_inexact = False  # whether that was reported: of one reader, not of each
-        self.restart_all({})
+        self.restart_all()
 
     def next_task(self) -> Task | None:
         """Return the next turn; with its reader's place, where the executor does not know that."""
@@ -116,12 +116,12 @@ class StreamTasks(PassTasks):
         """Send a turn again, from where its reader is according to what was delivered."""
         self.again = deque(sorted({*self.again, number}))
 
-    def restart_all(self, arrived: dict[int, Outcome]) -> None:
+    def restart_all(self) -> None:
         """Begin where the batches delivered last have left the readers, or where they begin again.
 
         What had come in and is not delivered is rebuilt: a reader has one place only.
         """
-        arrived.clear()
+        self.arrived.clear()
         self.tasks.clear()
         self.again.clear()
         self.is_drawn, place, readers = False, self.place, range(self._num_readers)

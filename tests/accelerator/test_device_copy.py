@@ -61,7 +61,7 @@ def test_what_is_there_is_staged_before_the_one_before_is_given(
 
     # Until all of them are made, and pinned: the copies' order is then certain.
     def made() -> int:
-        return iterator._thread.pinned + len(iterator._ahead.arrived) if pin else iterator.ready  # type: ignore[attr-defined,no-any-return]
+        return iterator._thread.pinned + len(iterator._tasks.arrived) if pin else iterator.ready  # type: ignore[attr-defined,no-any-return]
 
     while made() < 5:
         pass

@@ -331,7 +331,7 @@ class BatchLog:
 
     def __init__(self) -> None:
         self.worker_restarts = self.resized = 0
-        self.counts = defaultdict[str, int](int)
+        self.counts: defaultdict[str, int] = defaultdict(int)
         self.records: list[Timings] = []
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)
         self.first_remote = math.inf

@@ -15,12 +15,13 @@
 - When all tasks of a pass are sent, the first ones of the next epoch are (`NextEpochTasks`). The
   object passes to the next iterator, with the workers.
 
-`TorchSurface` is a subclass of torch's iterator, for programs that are written for that. What they
-reach for in it, and for whom it is, an add-on says (`Seams.torch_habits`).
+It is a subclass of torch's iterator, of which nothing runs, for programs that are written for that.
+What they reach for in it, and for whom it is, an add-on says (`Seams.torch_habits`).
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -28,7 +29,10 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
-from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
+import numpy as np
+from torch.utils.data.dataloader import _BaseDataLoaderIter  # reach: torch: base class
+
+from lit_loader.core.epoch.pass_tasks import MapTasks, PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.executors.executor import Executor, FewerWorkers, Outcome, PoolClosed, Workers
 from lit_loader.core.seeding.loader_seeds import GeneratorLock
@@ -36,72 +40,18 @@ from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION
 from lit_loader.core.transport.viewer_page import GIVEN, SINCE
 from lit_loader.describe import warn
-from lit_loader.errors import LoaderError, WorkerRestartWarning
+from lit_loader.errors import ExactnessWarning, LoaderError, WorkerRestartWarning
 
-if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
+if TYPE_CHECKING:  # what a plain loader does without
+    from lit_loader.accelerator.device_copy import DeviceCopy
+    from lit_loader.accelerator.pin_memory import PinMemoryThread, Pinning
     from lit_loader.core.epoch.loader_core import LoaderCore
-    from lit_loader.core.epoch.seams import DeviceCopier, EndPolicy, Pinner, PinThread, SampleLog
     from lit_loader.core.epoch.worker_keeper import WorkerKeeper
     from lit_loader.core.executors.pool_executor import Healer
     from lit_loader.core.executors.worker_process import WorkerProcess
-
-import numpy as np
-from torch.utils.data.dataloader import _BaseDataLoaderIter  # reach: torch: base class
+    from lit_loader.data.sample_errors import SampleErrorLog
 
 __all__ = ["LoaderIterator"]
-
-
-class _Absent:
-    """A method of torch's iterators that means nothing here."""
-
-    def __get__(self, iterator: object, owner: type) -> Any:
-        raise AttributeError
-
-
-class TorchSurface(_BaseDataLoaderIter):
-    """Nothing of torch's class runs, its ``__init__`` included. `LoaderIterator` has the rest."""
-
-    _core: LoaderCore
-    made: Pass | None
-
-    @property
-    def _num_yielded(self) -> int:
-        """Batches of the epoch that the consumer has had, has left out, or has resumed after."""
-        return 0 if self.made is None else self.made.position.now().delivered
-
-    @_num_yielded.setter
-    def _num_yielded(self, value: int) -> None:
-        self._core.seams.torch_habits().set_num_yielded(self, value)
-
-    @property
-    def _sampler_iter(self) -> object:
-        """The indices of the batches to come; those that are taken are left out."""
-        return self._core.seams.torch_habits().sampler_iter(self)
-
-    @_sampler_iter.setter
-    def _sampler_iter(self, value: object) -> None:
-        self._core.seams.torch_habits().sampler_iter(self, value)
-
-    _next_index = _next_data = _reset = _Absent()
-
-    def __old_init__(self, *_: object) -> None:
-        """Do nothing: it is what SpeechBrain's patch calls torch's ``__init__`` by."""
-
-    @property
-    def _workers(self) -> list[WorkerProcess]:
-        """The processes that make batches for it, if there are some now."""
-        return self._core.keeper.processes(self)
-
-    def _shutdown_workers(self) -> None:
-        """End the workers, persistent ones too."""
-        self._core.keeper.end_idle_workers()
-
-
-def run_patches(iterator: TorchSurface, loader: Any) -> None:
-    """Run what SpeechBrain has put in the place of torch's ``__init__``, if it has."""
-    if hasattr(_BaseDataLoaderIter, "__old_init__"):
-        _BaseDataLoaderIter.__init__(iterator, loader)
-
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -114,7 +64,7 @@ _CLOSED: Final = (
 )
 
 
-class LoaderIterator(TorchSurface, Generic[T_co]):
+class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
     """An iterator over the batches of one pass.
 
     ``drawn`` is the seed that was drawn for it, or None. ``here``: this process makes the batches,
@@ -123,34 +73,43 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     Attributes:
         made: The pass, once it has begun.
         superseded: Whether another iterator has got its workers.
+        healer: Replaces workers; None without any.
     """
 
-    def __init__(self, core: LoaderCore, drawn: int | None, here: bool, pin: Pinner | None) -> None:
+    made: Pass | None = None
+    superseded = _ended = _closed = False
+    healer: Healer | None = None
+    _tasks: PassTasks | None = None
+    _executor: Executor | None = None
+    _thread: PinMemoryThread[Outcome] | None = None
+    _finalizer: weakref.finalize[..., LoaderIterator[T_co]] | None = None
+    _tail: Any = None  # decides, with the other ranks, where a stream ends
+    _copy: DeviceCopy | None = None
+    _sample_errors: SampleErrorLog | None = None  # of the epoch so far, if there are some
+    _restarts_noted = 0
+    _given = 0  # when the last batch was given out
+    _samples = 0
+    _noted = -1  # the batch whose errors were noted last
+
+    def __init__(
+        self, core: LoaderCore, drawn: int | None, here: bool, pin: Pinning | None
+    ) -> None:
         self._core, self.drawn = core, drawn
         self._data_loader = loader = core.loader  # which lives as long as it is iterated
         self._here, self._pin, self._pid = here, pin, core.pid
-        self._sample_errors: SampleLog | None = None
-        self.made: Pass | None = None
-        self._tasks: PassTasks | None = None
-        self._ahead = NextEpochTasks(None, None)
-        self._executor: Executor | None = None
-        self._thread: PinThread | None = None
-        self._finalizer: weakref.finalize[..., LoaderIterator[T_co]] | None = None
-        self._tail: EndPolicy | None = None
         self._draws = here  # whether other threads wait for a turn at the generators
-        self._ended = self._closed = self.superseded = False
         # Readers, each of which gives its own in order; 0: whichever batch comes first. With
         # ``in_order`` there is one line.
-        self._lines = 1 if loader.in_order or here else core.readers
-        self._copy: DeviceCopier | None = None if here else core.seams.device_copy(core)
-        self._limits = loader.max_worker_restarts, loader.timeout or None
-        self._healer: Healer | None = None  # made for the first workers
-        self._restarts_noted = 0
-        self._given = 0  # when the last batch was given out
-        self._samples = 0
-        self._noted = -1  # the batch whose errors were noted last
+        self._lines = 1
         # What len(loader) has promised so far: list(loader) asks for the length after this.
         self._promised = core.promised
+        if not here:
+            from lit_loader.core.executors.pool_executor import Healer
+
+            self._lines = 1 if loader.in_order else core.readers
+            self._copy = core.seams.device_copy(core)
+            limits = loader.max_worker_restarts, loader.timeout or None
+            self.healer = Healer(*limits, core.iterable, core.seams)
 
     # --- the way of a batch ---
 
@@ -199,34 +158,28 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def begin(self) -> None:
         """Begin the pass now, and let workers make its first batches."""
-        with self._core.lock:
-            tasks = self._tasks or self._begin()
-            if not self._here:
-                if not tasks.tasks:
-                    tasks.next_task()
-                self._fill(self._executor or self._connect(tasks), tasks)
+        tasks = self._begin()
+        tasks.next_task()
+        self._fill(self._connect(tasks), tasks)
 
     def begin_pass(self) -> Pass:
         """Fix where the pass begins."""
-        self.made = self.made or self._core.begin_pass(self, self.drawn)
+        self.made = self.made or self._core.begin_pass(self)
         return self.made
 
     def _begin(self) -> PassTasks:
         """Begin the pass."""
         core, made = self._core, self.begin_pass()
         self._tail = core.seams.end_policy(core, made)
-        tasks: PassTasks = (
-            core.seams.stream_tasks(core, made, self._lines == 1)
-            if made.batches is None
-            else MapTasks(made)
-        )
-        self._ahead = core.next_epoch_tasks(made)
-        self._tasks = tasks
-        return tasks
+        if made.batches is None:
+            self._tasks = core.seams.stream_tasks(core, made, self._lines == 1)
+        else:
+            self._tasks = MapTasks(made, core.next_epoch_tasks(made))
+        return self._tasks
 
     def _await(self, tasks: PassTasks, began: int) -> Outcome | None:
         """Keep the executor busy until the next outcome is there; None: all are out."""
-        tail, arrived = self._tail, self._ahead.arrived
+        tail = self._tail
         while True:
             if self._closed or self._pid != self._core.pid:
                 self._check_closed()
@@ -236,14 +189,13 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if tasks.tasks or not tasks.is_drawn:
                 if executor is None:
                     executor = self._connect(tasks)
-                    arrived = self._ahead.arrived
                 if executor.page is not None:
                     executor.page.row[SINCE] = began
                 if not tasks.tasks or tasks.again:
                     self._fill(executor, tasks, least=1)
             if not tasks.tasks:
                 if tail and tail.begins_again(tasks.place):
-                    tasks.restart_all(arrived)
+                    tasks.restart_all()
                     continue
                 return None
             assert executor is not None
@@ -251,6 +203,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 self._let_go(reusable=True)
                 tasks.tasks.clear()
                 return None
+            arrived = tasks.arrived
             outcome = self._in_turn(tasks) if arrived else None
             while outcome is None:
                 came = executor.receive() if self._thread is None else self._thread.take()
@@ -265,7 +218,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 else:
                     arrived[came.number] = came
                     outcome = self._in_turn(tasks)
-            if (self._healer is not None and self._healer.notices) or outcome.error is not None:
+            if (self.healer is not None and self.healer.notices) or outcome.error is not None:
                 arrived[outcome.number] = outcome  # not lost where warnings are errors
                 self._report_events()
                 del arrived[outcome.number]
@@ -294,26 +247,24 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if task is not None:
                 executor.submit(task)
             return
-        ahead = self._ahead
-        known = len(tasks.tasks) + len(ahead.tasks) - len(tasks.again)
-        if tasks.given is not None:
-            known -= 1
+        ahead = tasks.ahead
+        known = len(tasks.tasks) - len(tasks.again) - (tasks.given is not None)
+        if ahead is not None:
+            known += len(ahead.tasks)
         room = executor.room(known)
         while tasks.again or room > 0 or known < least:
             task = tasks.next_task()
-            if task is None:
-                if room <= 0 or tasks.error is not None:
-                    return
+            if task is None and ahead is not None and room > 0 and tasks.error is None:
                 task = ahead.next_task()
-                if task is None:
-                    return
+            if task is None:
+                return
             executor.submit(task)
             known += 1
             room -= 1
 
     def _in_turn(self, tasks: PassTasks) -> Outcome | None:
         """Take out the outcome whose turn it is, if it has arrived."""
-        arrived, lines = self._ahead.arrived, self._lines
+        arrived, lines = tasks.arrived, self._lines
         waited_for: set[int] = set()  # the lines whose first has not arrived
         for number in tasks.tasks:
             line = number % lines if lines else number
@@ -334,9 +285,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if number != self._noted:  # else it has been taken back, and is given again
                 self._noted = number
                 if made.errors or made.retries or made.omitted:
-                    self.sample_errors.note(number, made)
+                    if self._sample_errors is None:
+                        self._sample_errors = core.seams.sample_errors(core)
+                    self._sample_errors.note(number, made)
                 for note in made.notes:
-                    core.warn_of_exactness(note)
+                    core.warn_once(f"{type(core.dataset).__name__}: {note}", ExactnessWarning)
         except Exception as error:  # too many samples cannot be read, say
             return error
         return None
@@ -375,10 +328,10 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return batch  # type: ignore[no-any-return]
 
     def _on_device(
-        self, copier: DeviceCopier, executor: Executor, tasks: PassTasks, batch: object
+        self, copier: DeviceCopy, executor: Executor, tasks: PassTasks, batch: object
     ) -> object:
         """Return the batch on the device; before that, queue the copy of the next one."""
-        staged, thread, arrived = copier.stage(batch), self._thread, self._ahead.arrived
+        staged, thread, arrived = copier.stage(batch), self._thread, tasks.arrived
         due = next((number for number in tasks.tasks if number != tasks.given), None)
         while due is not None and due not in arrived:
             came = executor.receive(0.0) if thread is None else thread.take_at_once()
@@ -400,8 +353,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def _connect(self, tasks: PassTasks) -> Executor:
         """Attach an executor and resubmit all outstanding tasks."""
-        core, made, ahead = self._core, self.made, self._ahead
-        assert made is not None
+        core, made = self._core, tasks.made
         if self._here:
             from lit_loader.core.executors.inline import Inline
 
@@ -409,24 +361,25 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             spec = core.spec(made)
             inline = self._executor = Inline(spec, self._pin, made.seeds, found)
             self._draws = inline.draws
-            tasks.restart_all(ahead.arrived)
+            tasks.restart_all()
             return inline
         _end_with_the_program()
         with HeldBack():  # what a handler raises comes when the workers are started, and are kept
-            resizes = core.keeper.resizes
+            pin, resizes = self._pin, core.keeper.resizes
             executor, begun = core.keeper.acquire(self, made)
             try:
-                thread = None if self._pin is None else _pinning(executor, self._pin)
+                thread = None
+                if pin is not None:
+                    thread = pin.thread(executor.receive, functools.partial(_pinned, pin))
                 if begun is None:
-                    tasks.restart_all(ahead.arrived)
+                    tasks.restart_all()
                 else:
                     assert isinstance(tasks, MapTasks)
                     tasks.adopt(begun)
-                    ahead.arrived = begun.arrived
             except BaseException:
                 executor.close()
                 raise
-            args = core.keeper, tasks, ahead, executor, thread
+            args = core.keeper, tasks, executor, thread
             self._finalizer = weakref.finalize(self, _give_back, *args, unnoticed=True)
             self._executor, self._thread = executor, thread
             if resizes != core.keeper.resizes:  # meanwhile, and these were not found
@@ -448,8 +401,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         with HeldBack():
             self._executor = self._thread = self._finalizer = None
             lent = finalizer.detach()
-            if lent is not None and _give_back(*lent[2], reusable=reusable):
-                self._ahead = NextEpochTasks(None, None)
+            if lent is not None:
+                _give_back(*lent[2], reusable=reusable)
 
     def _broken_off(self, error: BaseException) -> None:
         """Bring things in order after an exception that is no batch's outcome."""
@@ -471,9 +424,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         if self._closed:
             raise LoaderError(_CLOSED)
         self._pid = self._core.pid
-        if not self._here:
+        if not self._here and self._tasks is not None:
             self._let_go(reusable=False)
-            self._ahead.arrived.clear()
+            self._tasks.arrived.clear()
 
     def revoke(self) -> None:
         """Pass the workers to another iterator."""
@@ -487,7 +440,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._let_go(reusable=True)
         if self._tasks is not None:
             self._tasks.tasks.clear()
-        self._ahead.arrived.clear()
+            self._tasks.arrived.clear()
 
     def resize(self, num_workers: int, depth: int) -> None:
         """Change the number of workers and of batches that may be outstanding; from any thread."""
@@ -496,27 +449,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             executor.resize(num_workers, depth)
 
     @property
-    def healer(self) -> Healer:
-        """Replaces this pass's workers."""
-        if self._healer is None:
-            from lit_loader.core.executors.pool_executor import Healer
-
-            self._healer = Healer(*self._limits, self._core.iterable, self._core.seams)
-        return self._healer
-
-    @property
-    def sample_errors(self) -> SampleLog:
-        """The samples of the epoch that could not be read, so far."""
-        if self._sample_errors is None:
-            self._sample_errors = self._core.seams.sample_errors(self._core)
-        return self._sample_errors
-
-    @property
     def ready(self) -> int:
         """Batches that have been made and not asked for."""
         pinned = 0 if self._thread is None else self._thread.pinned
         unread = 0 if self.workers is None else self.workers.unread
-        return len(self._ahead.arrived) + pinned + unread
+        return (0 if self._tasks is None else len(self._tasks.arrived)) + pinned + unread
 
     @property
     def workers(self) -> Workers | None:
@@ -546,7 +483,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def _report_events(self) -> None:
         """Warn of workers that were replaced."""
-        core, healer = self._core, self._healer
+        core, healer = self._core, self.healer
         if healer is None:
             return
         core.log.worker_restarts += healer.restarts - self._restarts_noted
@@ -594,53 +531,78 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._ended = True
         return self
 
+    # --- what programs reach for in torch's iterators ---
+
+    @property
+    def _num_yielded(self) -> int:
+        """Batches of the epoch that the consumer has had, has left out, or has resumed after."""
+        return 0 if self.made is None else self.made.position.now().delivered
+
+    @_num_yielded.setter
+    def _num_yielded(self, value: int) -> None:
+        self._core.seams.torch_habits().set_num_yielded(self, value)
+
+    @property
+    def _sampler_iter(self) -> object:
+        """The indices of the batches to come; those that are taken are left out."""
+        return self._core.seams.torch_habits().sampler_iter(self)
+
+    @_sampler_iter.setter
+    def _sampler_iter(self, value: object) -> None:
+        self._core.seams.torch_habits().sampler_iter(self, value)
+
+    _next_index = _next_data = _reset = property()  # they mean nothing here: an AttributeError
+
+    def run_patches(self) -> None:
+        """Run what SpeechBrain has put in the place of torch's ``__init__``, if it has."""
+        if hasattr(_BaseDataLoaderIter, "__old_init__"):
+            _BaseDataLoaderIter.__init__(self, self._data_loader)
+
+    def __old_init__(self, *_: object) -> None:
+        """Do nothing: it is what SpeechBrain's patch calls torch's ``__init__`` by."""
+
+    @property
+    def _workers(self) -> list[WorkerProcess]:
+        """The processes that make batches for it, if there are some now."""
+        return self._core.keeper.processes(self)
+
     def _shutdown_workers(self) -> None:
+        """End the workers, persistent ones too."""
         if not self._here:
             self.close()
-        super()._shutdown_workers()
+        self._core.keeper.end_idle_workers()
 
 
-def _pinning(executor: Executor, pin: Pinner) -> PinThread:
-    """Begin to receive, unpack and pin in a thread, which does not hold the iterator."""
-
-    def pinned(outcome: Outcome) -> Outcome:
-        outcome.unpack()
-        outcome.pin(pin)
-        return outcome
-
-    return pin.thread(executor.receive, pinned)
+def _pinned(pin: Pinning, outcome: Outcome) -> Outcome:
+    """Unpack and pin a batch, in a thread that does not hold the iterator."""
+    outcome.unpack()
+    outcome.pin(pin)
+    return outcome
 
 
 def _give_back(
     keeper: WorkerKeeper,
     tasks: PassTasks,
-    ahead: NextEpochTasks,
     executor: Executor,
-    thread: PinThread | None,
+    thread: PinMemoryThread[Outcome] | None,
     *,
     reusable: bool = True,
     unnoticed: bool = False,
-) -> bool:
-    """End an executor, or leave it to the next iterator; return whether what is ahead goes there.
+) -> None:
+    """End an executor, or leave it to the next iterator, with what is made ahead.
 
     Also when an iterator is collected: then none of its methods can be called any more.
     """
     with HeldBack(unnoticed=unnoticed):
-        handed_on = False
         try:
             tasks.settle()
             executor.wake()
             if thread is not None:
-                ahead.arrived.update((each.number, each) for each in thread.left() if not each.lost)
+                tasks.arrived.update((each.number, each) for each in thread.left() if not each.lost)
         finally:
-            page = executor.page
-            if page is not None:
-                page.rest()
-            handed_on = bool(ahead.tasks) and reusable and not tasks.tasks
-            if not handed_on:
-                ahead.clear()
-            keeper.give_back(executor, ahead if handed_on else None, reusable)
-        return handed_on
+            if executor.page is not None:
+                executor.page.rest()
+            keeper.give_back(executor, tasks.hand_on(reusable), reusable)
 
 
 def _item(indices: Any, place: int) -> object:

@@ -24,16 +24,16 @@ import time
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from lit_loader.core.batch.batch_spec import BatchSpec, TorchModes
 from lit_loader.core.batch.progress import WINDOW, BatchLog, Timings
-from lit_loader.core.epoch.iterator import LoaderIterator, run_patches
+from lit_loader.core.epoch.iterator import LoaderIterator
 from lit_loader.core.epoch.pass_tasks import NextEpochTasks
 from lit_loader.core.epoch.passes import Pass, Passes, PassOptions
-from lit_loader.core.epoch.seams import AutoNumber, Seams
+from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.worker_keeper import WorkerKeeper
 from lit_loader.core.executors.executor import MOST_WORKERS, Workers
 from lit_loader.core.options.checks import check_dataset
@@ -49,7 +49,10 @@ from lit_loader.core.state.position import Shards
 from lit_loader.core.transport import viewer_page
 from lit_loader.core.transport.viewer_page import ViewerPage
 from lit_loader.describe import warn
-from lit_loader.errors import ExactnessWarning, OptionError
+from lit_loader.errors import OptionError
+
+if TYPE_CHECKING:
+    from lit_loader.profiling.auto_workers import AutoWorkers
 
 __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 
@@ -91,15 +94,17 @@ class LoaderCore:
         self.seeds, self.seams = seeds, seams
         self.dataset: Any = None  # as the iterator made last has found it
         self.iterable = True  # whether it is an iterable one: it has no plan
-        self.given_replica = replica
-        self._num_shards = shards
+        # This process's number among those that share the data, and how many they are.
+        self.given_replica, self.replica = replica, replica or (0, 1)
+        # Which shards of an iterable dataset are this rank's; None: each worker is one.
+        self.shards = None if shards is None else Shards(*self.replica, shards)
         self._planned_for = _UNPLANNED
-        self.passes = Passes(seeds)
+        self.passes: Passes  # since the plan was made
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
-        self.auto: AutoNumber | None = None  # with ``num_workers="auto"``
+        self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
         self._warnings_given: set[str] = set()
-        self._has_drawn = False  # whether an iterator was made: see `_numbers_to_draw`
-        self._drawn_last = 0  # numbers that the last iterator has drawn
+        # How many numbers the last iterator has drawn; None: none was made.
+        self._drawn_last: int | None = None
         self.begin_in_this_process(loader)
 
     def begin_in_this_process(self, loader: Any) -> None:
@@ -110,7 +115,7 @@ class LoaderCore:
         self.options: PassOptions  # of the iterator made last
         self.of_process: dict[str, Any] = {}  # what add-ons keep, by their names
         # What `start` has begun, and what was before it.
-        self._started: tuple[LoaderIterator[object], Passes, int | None] | None = None
+        self._started: tuple[LoaderIterator[object], Passes] | None = None
         self._kept_draw: int | None = None  # of a start that was forgotten
 
     def __getstate__(self) -> dict[str, object]:
@@ -139,18 +144,6 @@ class LoaderCore:
     def plan(self) -> BatchPlan | None:
         """What each batch holds; None for an iterable dataset."""
         return self.passes.plan
-
-    @property
-    def shards(self) -> Shards | None:
-        """Which shards of an iterable dataset are this rank's; None: each worker is one."""
-        count = self._num_shards
-        return None if count is None else Shards(*self.given_replica or (0, 1), count)
-
-    @property
-    def replica(self) -> tuple[int, int]:
-        """This process's number among those that share the data, and how many they are."""
-        plan = self.passes.plan
-        return self.given_replica or (0, 1) if plan is None else (plan.rank, plan.num_replicas)
 
     @property
     def readers(self) -> int:
@@ -231,6 +224,7 @@ class LoaderCore:
             if given is not None and not is_share(given):
                 self.seeds.of_ranks(given.num_replicas)
             plan = shown.plan(loader.batch_size, loader.uneven_ranks)
+            self.replica = plan.rank, plan.num_replicas
         self.passes.plan, self.iterable, self._planned_for = plan, plan is None, shown
         self.passes.shares_data = self.replica[1] > 1
 
@@ -240,7 +234,7 @@ class LoaderCore:
         """Make the iterator that the loader returns, and draw the seed of its pass."""
         loader = self.loader
         if self._started is not None:
-            begun, *_ = self._started
+            begun, _ = self._started
             self._started = None
             return begun
         if loader.persistent_workers and ITERATED.get()() is not self:
@@ -249,44 +243,43 @@ class LoaderCore:
         self.dataset = options.dataset
         check_dataset(self.dataset, loading=True)
         self.follow_samplers()
-        pin = self.seams.pin_memory(self)
+        pin, passes = self.seams.pin_memory(self), self.passes
         remote_workers = self.remote_workers
         if remote_workers:
             self.log.first_remote = MOST_WORKERS
         self.warn_once(self.seams.idle(self))
         workers = loader.num_workers or remote_workers
         drawn, self._kept_draw = self._kept_draw, None
-        self.passes.find_generator()
-        numbers, self._drawn_last = self._numbers_to_draw(workers), 0
-        if drawn is None and not self.passes.resumes:
+        passes.find_generator()
+        numbers, self._drawn_last = self._numbers_to_draw(loader, workers), 0
+        if drawn is None and not passes.resumes:
             drawn, self._drawn_last = self.seeds.draw(numbers), numbers
         made: LoaderIterator[Any] = LoaderIterator(self, drawn, not workers, pin)
-        self.passes.drew(made, drawn)
+        passes.newest = weakref.ref(made)
         if workers:
             self.keeper.runs.add(made)
-        run_patches(made, loader)
+        made.run_patches()
         return made
 
-    def _numbers_to_draw(self, workers: int) -> int:
+    def _numbers_to_draw(self, loader: Any, workers: int) -> int:
         """Return how many numbers torch's loader draws in ``iter(loader)``, at least one.
 
         One for the workers, but with persistent ones only the first time; and one if its sampler is
         a ``RandomSampler`` without a generator.
         """
-        loader, first = self.loader, not self._has_drawn
-        self._has_drawn = True
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if type(sampler) is BatchSampler:
             sampler = sampler.sampler
         shuffles = isinstance(sampler, RandomSampler) and sampler.generator is None
         shuffles = shuffles and not self.passes.shares_data
-        return max(1, int(first or not (loader.persistent_workers and workers)) + int(shuffles))
+        starts = self._drawn_last is None or not (loader.persistent_workers and workers)
+        return max(1, int(starts) + int(shuffles))
 
     def draw_again(self) -> None:
         """Move torch's generator, which was restored, as far as the last iterator has."""
-        self.passes.generator_is_restored()
+        self.passes.mixed = None
         if self.seeds.generator is None:  # its own is where the loaded state says
-            self.seeds.draw(self._drawn_last)
+            self.seeds.draw(self._drawn_last or 0)
 
     def start(self) -> None:
         """Make and begin the iterator that the next ``iter(loader)`` returns."""
@@ -298,13 +291,13 @@ class LoaderCore:
                 return
             before, made = self.passes.of_copy(self.seeds), self.iterator()
             made.begin()
-            self._started = made, before, made.drawn
+            self._started = made, before
 
     def forget_start(self) -> None:
         """Undo what `start` has begun, because something was changed after it."""
         if self._started is not None:
-            made, self.passes, self._kept_draw = self._started
-            self._started = None
+            made, self.passes = self._started
+            self._started, self._kept_draw = None, made.drawn
             made.close()
 
     def close(self) -> None:
@@ -312,7 +305,7 @@ class LoaderCore:
         self.forget_start()
         self.keeper.close()
 
-    def begin_pass(self, iterator: object, drawn: int | None) -> Pass:
+    def begin_pass(self, iterator: LoaderIterator[Any]) -> Pass:
         """Begin the pass that comes next; called by an iterator at its first ``next()``."""
         for advice in self.seams.advice(self):
             self.warn_once(advice)
@@ -327,14 +320,13 @@ class LoaderCore:
         options = self.options
         roots = self.dataset, options.collate_fn, options.worker_init_fn
         found = find_generators(*roots, sharing=self.loader.persistent_workers)
-        tells = self.keeper.pool is not None
         # generator= may be a global of the dataset's module. Nothing more is drawn from it: the
         # seed of its pass decides what it yields there.
         own = None if self.seeds.seed is not None else self.seeds.generator
-        held = tuple(each for each in found.generators if own is None or each[1] is not own)
+        held = [each for each in found.generators if own is None or each[1] is not own]
         position = functools.partial(self.seams.position, self)
-        made = self.passes.begin(iterator, drawn, held, position, tells)
-        made.found, self.of_process["shared"] = found, found.shared
+        made = self.passes.begin(iterator, held, position, self.keeper.pool is not None)
+        made.found = found
         return made
 
     def set_epoch(self, epoch: int, informed: tuple[object, ...] = ()) -> None:
@@ -355,24 +347,25 @@ class LoaderCore:
         if callable(set_epoch):
             set_epoch(epoch)
 
-    def next_epoch_tasks(self, made: Pass) -> NextEpochTasks:
-        """Return the tasks of the epoch after a pass, as far as they may be made ahead.
+    def next_epoch_tasks(self, made: Pass) -> NextEpochTasks | None:
+        """Return the tasks of the epoch after a pass; None: they may not be made ahead.
 
         Only where nothing can change what they are made of: the program may change what it shares
         with its workers before it asks for the next epoch.
         """
         loader, plan = self.loader, self.plan
-        foreseen = None
         if (
-            plan is not None
-            and plan.is_computed
-            and loader.persistent_workers
-            and loader.num_workers
-            and loader.worker_method == "multiprocessing"  # threads end with the iterator
-            and self.of_process.get("shared") is None
+            not loader.persistent_workers
+            or not loader.num_workers
+            or loader.worker_method != "multiprocessing"  # threads end with the iterator
+            or plan is None
+            or not plan.is_computed
+            or made.found is None
+            or made.found.shared is not None
         ):
-            foreseen = self.passes.foresee(made)
-        return NextEpochTasks(plan, foreseen)
+            return None
+        foreseen = self.passes.foresee(made)
+        return None if foreseen is None else NextEpochTasks(plan, *foreseen)
 
     # --- batches ---
 
@@ -380,12 +373,11 @@ class LoaderCore:
         """Return what the batches of a pass are made by."""
         loader, plan = self.loader, self.plan
         rank, num_replicas = self.replica
-        fixed = plan is not None and (not plan.batched or not plan.single)
         return BatchSpec(
             **self.options.of_batches,
             iterable=self.iterable,
             batched=loader.batch_sampler is not None,
-            size=plan.size if plan is not None and fixed else None,
+            size=None if plan is None or plan.batched else plan.size,
             rank=rank,
             num_replicas=num_replicas,
             own_order=plan is not None and plan.is_computed,
@@ -405,7 +397,7 @@ class LoaderCore:
         if auto != (self.auto is not None):
             self.auto = self.seams.auto(self) if auto else None
 
-    def resize(self, num_workers: int, prefetch_factor: int | None) -> None:
+    def resize(self, num_workers: int | Literal["auto"], prefetch_factor: int | None) -> None:
         """Change the number of workers at any moment; see ``DataLoader.resize``.
 
         A batch does not depend on who makes it, so nothing else changes: what workers were asked
@@ -413,8 +405,18 @@ class LoaderCore:
         then compares the count of resizes.
         """
         loader, keeper = self.loader, self.keeper
-        running = any(run.workers for run in keeper.alive())
-        _check_resize(num_workers, self.why_not_resized(), running)
+        reason = self.why_not_resized()
+        if num_workers == "auto":
+            reason = "a loader is resized to a number of workers"
+        elif reason is None and num_workers > MOST_WORKERS:
+            reason = f"a loader is resized to at most {MOST_WORKERS} workers"
+        elif reason is None and num_workers == 0 and any(run.workers for run in keeper.alive()):
+            reason = "an iterator needs its workers"
+        if reason is not None:
+            raise OptionError(
+                f"{reason}, got resize({num_workers!r}): set loader.num_workers = {num_workers!r}, "
+                "which counts from the next epoch on"
+            )
         if prefetch_factor is None and num_workers and loader.prefetch_factor is None:
             prefetch_factor = DEFAULT_PREFETCH
         if prefetch_factor is not None:
@@ -434,7 +436,7 @@ class LoaderCore:
 
     # --- records ---
 
-    def note(self, record: Timings, workers: Workers | None = None, again: bool = False) -> None:
+    def note(self, record: Timings, workers: Workers | None, again: bool) -> None:
         """Record a batch that is given out; and change the number of workers, if that helps.
 
         ``workers``: who makes batches; None: they are gone. ``again``: a reader that moves replays
@@ -470,25 +472,6 @@ class LoaderCore:
         if text is not None and text not in self._warnings_given:
             self._warnings_given.add(text)
             warn(text, category)
-
-    def warn_of_exactness(self, note: str) -> None:
-        """Warn, once, of what was noticed while a batch was made."""
-        self.warn_once(f"{type(self.dataset).__name__}: {note}", ExactnessWarning)
-
-
-def _check_resize(num_workers: int | Literal["auto"], reason: str | None, running: bool) -> None:
-    """Refuse a number of workers that a loader cannot be resized to, which may have some."""
-    if num_workers == "auto":
-        reason = "a loader is resized to a number of workers"
-    elif reason is None and num_workers > MOST_WORKERS:
-        reason = f"a loader is resized to at most {MOST_WORKERS} workers"
-    elif reason is None and num_workers == 0 and running:
-        reason = "an iterator needs its workers"
-    if reason is not None:
-        raise OptionError(
-            f"{reason}, got resize({num_workers!r}): set loader.num_workers = {num_workers!r}, "
-            "which counts from the next epoch on"
-        )
 
 
 def _shared(sampler: Any) -> object:

@@ -42,6 +42,8 @@ class PassTasks:
         made: The pass.
         place: How far it is.
         tasks: What is outstanding, by number, in the order in which it was asked for.
+        arrived: Outcomes that wait for their turn, of ``ahead``, too.
+        ahead: The tasks of the next epoch; None: none may be made ahead.
         given: The number of the task that was given out last, until it is settled.
         again: Those of the tasks that are to be given again.
         is_drawn: Whether there are no more tasks than these.
@@ -49,19 +51,19 @@ class PassTasks:
     """
 
     reads_streams = False
-    again: deque[int]
     next_task: Callable[[], Task | None]  # which is outstanding from now on; None: there is none
     took: Callable[[Outcome], None]  # notes that an outcome is about to be given out
     restart: Callable[[int], None]  # gives a task that was lost again
-    restart_all: Callable[[dict[int, Outcome]], None]  # … what is outstanding and has not arrived
+    restart_all: Callable[[], None]  # … what is outstanding and has not arrived
 
-    def __init__(self, made: Pass) -> None:
-        self.made, self.place = made, made.position
+    def __init__(self, made: Pass, ahead: NextEpochTasks | None = None) -> None:
+        self.made, self.place, self.ahead = made, made.position, ahead
         self.tasks: dict[int, Task] = {}
+        self.arrived: dict[int, Outcome] = {}
         self.given: int | None = None
         self.is_drawn = False
         self.error: Exception | None = None
-        self.again = deque()
+        self.again: deque[int] = deque()
 
     def settle(self) -> None:
         """Count what was given out last: the consumer has it. May be done again."""
@@ -75,6 +77,18 @@ class PassTasks:
         self.place.take_back()
         self.given = None
 
+    def hand_on(self, reusable: bool) -> NextEpochTasks | None:
+        """End what is made ahead; return it if it is to go to the next iterator."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is None:
+            return None
+        if ahead.tasks and reusable and not self.tasks:
+            ahead.arrived, self.arrived = self.arrived, {}
+            return ahead
+        for number in ahead.tasks:
+            self.arrived.pop(number, None)
+        return None
+
     def fault(self) -> Exception | None:
         """Return what is to be raised where the pass would end; None: it is over.
 
@@ -86,8 +100,8 @@ class PassTasks:
 class MapTasks(PassTasks):
     """Tasks of a map-style dataset: what the sampler draws."""
 
-    def __init__(self, made: Pass) -> None:
-        super().__init__(made)
+    def __init__(self, made: Pass, ahead: NextEpochTasks | None) -> None:
+        super().__init__(made, ahead)
         assert made.batches is not None
         start = made.position.start
         self._batches, self._own = made.batches, made.batches.computed
@@ -134,16 +148,15 @@ class MapTasks(PassTasks):
         """Send a task again."""
         self.again.append(number)
 
-    def restart_all(self, arrived: dict[int, Outcome]) -> None:
+    def restart_all(self) -> None:
         """Send again what has not arrived."""
-        self.again = deque(number for number in self.tasks if number not in arrived)
+        self.again = deque(number for number in self.tasks if number not in self.arrived)
 
     def adopt(self, begun: NextEpochTasks) -> None:
         """Take over tasks of this pass that workers have begun before it."""
         self.tasks.update(begun.tasks)
-        if begun.tasks:
-            self._at = position_of(max(begun.tasks)) + 1
-        begun.tasks = {}
+        self.arrived.update(begun.arrived)
+        self._at = position_of(max(begun.tasks)) + 1
 
     def fault(self) -> Exception | None:
         """Return what the sampler has raised; see `PassTasks.fault`."""
@@ -167,37 +180,33 @@ class MapTasks(PassTasks):
 class NextEpochTasks:
     """The first batches of the next epoch, which workers make when they have nothing else.
 
-    ``foreseen`` is what that pass draws from and where it starts; None: nothing may be made ahead.
-    The tasks outlive the pass: the next iterator takes them over if they `fit`, else they are
-    called off.
+    ``seeds`` is what that pass draws from, and ``start`` where it starts. The tasks outlive the
+    pass: the next iterator takes them over if they `fit`, else they are called off.
 
     Attributes:
         tasks: What is outstanding of them.
-        arrived: Outcomes that wait for their turn, of the pass that runs, too.
+        arrived: Their outcomes, where they are passed on.
         token: That of the tasks, where they are passed on.
     """
 
-    def __init__(self, plan: BatchPlan | None, foreseen: tuple[PassSeeds, Position] | None) -> None:
+    token = 0
+
+    def __init__(self, plan: BatchPlan, seeds: PassSeeds, start: Position) -> None:
         self.tasks: dict[int, Task] = {}
         self.arrived: dict[int, Outcome] = {}
-        self.token = 0
-        self._plan, self._foreseen = plan, foreseen
+        self._plan, self._seeds, self._start = plan, seeds, start
         self._batches: ComputedBatches | None = None
-        self._at = 0
 
     def next_task(self) -> Task | None:
-        """Return the next batch of the epoch to come; None: none may be begun."""
-        if self._foreseen is None or self._plan is None:
-            return None
-        seeds, start = self._foreseen
+        """Return the next batch of the epoch to come; None: there is none."""
+        at, epoch = len(self.tasks), self._start.epoch
         if self._batches is None:
-            self._batches = ComputedBatches(self._plan, start)
+            self._batches = ComputedBatches(self._plan, self._start)
         try:
-            indices = self._batches.draw(self._at)
+            indices = self._batches.draw(at)
         except StopIteration:
             return None
-        task = Task(task_number(start.epoch, self._at), indices, start.epoch, seeds, own=True)
-        self._at += 1
+        task = Task(task_number(epoch, at), indices, epoch, self._seeds, own=True)
         self.tasks[task.number] = task
         return task
 
@@ -206,9 +215,9 @@ class NextEpochTasks:
 
         The program may have set another epoch meanwhile, or have changed the dataset's length.
         """
-        if self._foreseen is None or made.position.start.delivered:
+        if made.position.start.delivered or self._seeds != made.seeds:
             return False
-        if self._foreseen[0] != made.seeds or not isinstance(made.batches, ComputedBatches):
+        if not isinstance(made.batches, ComputedBatches):
             return False
         try:
             return all(
@@ -217,10 +226,3 @@ class NextEpochTasks:
             )
         except IndexError:
             return False
-
-    def clear(self) -> None:
-        """Forget what was begun."""
-        for number in self.tasks:
-            self.arrived.pop(number, None)
-        self.tasks.clear()
-        self._foreseen = None

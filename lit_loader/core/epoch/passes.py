@@ -29,9 +29,11 @@ import copy
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch.distributed
 
@@ -44,14 +46,11 @@ from lit_loader.core.seeding.seeds import UNTOLD, PassSeeds, derive
 from lit_loader.core.state.position import PassPosition, Position, Root
 from lit_loader.describe import warn
 
-if TYPE_CHECKING:  # it is loaded for a sampler of the user's
-    from lit_loader.core.sampling.sampler_batches import SamplerBatches
-from multiprocessing.context import BaseContext
-from operator import attrgetter
-from typing import NamedTuple
+if TYPE_CHECKING:
+    from lit_loader.core.epoch.iterator import LoaderIterator
+    from lit_loader.core.sampling.sampler_batches import SamplerBatches  # for one of the user's
 
 __all__ = ["Pass", "PassOptions", "Passes"]
-
 
 PassBatches: TypeAlias = "ComputedBatches | SamplerBatches"
 
@@ -59,7 +58,7 @@ _log: Final = logging.getLogger("lit_loader")
 
 
 def _nobody() -> None:
-    """Stand for a weak reference to an iterator, in a copy of a loader."""
+    """Stand for a weak reference to an iterator that is gone, or has not been made."""
 
 
 @dataclass(eq=False)
@@ -69,11 +68,11 @@ class Pass:
     seeds: PassSeeds  # what is drawn
     batches: PassBatches | None  # from the position on; None for an iterable dataset
     position: PassPosition  # where to begin; the iterator keeps it up to date
-    own: dict[str, int] = field(default_factory=dict)  # what held generators count from
-    resumed: Position | None = None  # the loaded position that it has taken over
+    own: dict[str, int]  # what held generators count from
+    resumed: Position | None  # the loaded position that it has taken over
+    iterator: Callable[[], object]  # a weak reference
     committed: Position | None = None  # where it was at the last commit
     within: bool = False  # whether the training loop's epoch continues after the end of this pass
-    iterator: Callable[[], object] = _nobody  # a weak reference
     given: int = 0  # batches that its iterator has yielded
     # The generators that were found in the dataset when it began, until batches are made of it.
     found: Found | None = None
@@ -117,27 +116,26 @@ class Passes:
         self.commits = False  # whether commit() is used at all
         self._set: int | None = None  # the epoch that set_epoch has chosen
         self._next = 0  # the epoch that comes next, if none is set
-        self._repeats = defaultdict[int, int](int)  # passes of each epoch that have begun
+        # Passes of each epoch that have begun.
+        self._repeats: defaultdict[int, int] = defaultdict(int)
         self._loaded: Position | None = None  # where the next pass begins
         self._left = False  # whether the training loop has ended the loaded pass
         self._own: dict[str, int] = {}
-        # The iterator made last, and the seed that it has drawn, until it begins.
-        self._waiting: tuple[Callable[[], object], int] | None = None
+        self.newest: Callable[[], LoaderIterator[Any] | None] = _nobody  # which may not have begun
         # After a resume: the seed to be mixed into those that are drawn, unless the generator
         # is found where the state says.
-        self._mixed: int | None = None
+        self.mixed: int | None = None
         self._expected = 0
         self._unset_sharded = 0  # passes of shared data since the epoch was set
 
     def of_copy(self, seeds: LoaderSeeds) -> Passes:
         """Return those of a copy of the loader, which continues from here by itself."""
         copied = copy.copy(self)
-        copied.seeds, copied._repeats, copied._waiting = seeds, self._repeats.copy(), None
+        copied.seeds, copied._repeats, copied.newest = seeds, self._repeats.copy(), _nobody
         if self.current is not None:
-            position = copy.deepcopy(self.current.position)
-            copied.current = replace(
-                self.current, position=position, batches=None, iterator=_nobody, found=None
-            )
+            current = copied.current = copy.copy(self.current)
+            current.position = copy.deepcopy(current.position)
+            current.batches, current.iterator, current.found = None, _nobody, None
         return copied
 
     # --- what the program says ---
@@ -160,23 +158,19 @@ class Passes:
         self._loaded, self._left, self.current = position, False, None
         self._set, self._next = None, position.epoch
         self._repeats = defaultdict(int, {position.epoch: position.repeat})
-        self._mixed, self._expected = None, generator
+        self.mixed, self._expected = None, generator
         if position.root is not None:
             seed, kind = position.root
             self.seeds.adopt(seed if kind == "base" else None)
-            self._mixed = seed
+            self.mixed = seed
         self.find_generator()
         if self.plan is not None:
             self.plan.epochs.show(position.epoch, resumed=True)
 
     def find_generator(self) -> None:
         """Find out whether the program has restored torch's generator, after a state was loaded."""
-        if self._mixed is not None and self._expected and self.seeds.place() == self._expected:
-            self._mixed = None
-
-    def generator_is_restored(self) -> None:
-        """Learn that torch's generator is where it was when the loaded state was taken."""
-        self._mixed = None
+        if self.mixed is not None and self._expected and self.seeds.place() == self._expected:
+            self.mixed = None
 
     def commit(self, ahead: bool, within: bool) -> None:
         """Note that all that was given out is used; see ``DataLoader.commit``."""
@@ -207,50 +201,46 @@ class Passes:
         loaded = self._loaded
         return loaded is not None and loaded.has_begun and self.epoch() == loaded.epoch
 
-    def drew(self, iterator: object, drawn: int | None) -> None:
-        """Note the seed that a new iterator has drawn."""
-        self._waiting = None if drawn is None else (weakref.ref(iterator), drawn)
-
     def begin(
         self,
-        iterator: object,
-        drawn: int | None,
-        held: Iterable[tuple[str, object]],
-        make_position: Callable[[Position], PassPosition] = PassPosition,
-        tells: bool = False,
+        iterator: LoaderIterator[Any],
+        held: Sequence[tuple[str, object]],
+        make_position: Callable[[Position], PassPosition],
+        tells: bool,
     ) -> Pass:
-        """Begin the pass that comes next, with the seed that was ``drawn`` for it.
+        """Begin the pass that comes next, with the seed that the iterator has drawn.
 
         ``held`` are the generators that the dataset holds in this process, and ``make_position``
         makes the position that the iterator keeps. ``tells``: living workers have copies of the
         dataset, which are to be told the epoch.
         """
-        if _is_nested():
+        nested = _is_nested()
+        if nested:
             # Within a sample of another loader: what comes follows from that sample alone, and not
             # from the passes that this process has made before.
             self._next, self.current, self._own = 0, None, {}
             self._repeats.clear()
-        if self._waiting is not None and self._waiting[0]() is iterator:
-            self._waiting = None
-        self._warn_of_used_position()
-        before = self.current
-        if before is not None and before.is_in_vain and self.commits:
-            self._repeats[before.epoch] = before.position.start.repeat
-        found = list(held)
-        self._own = self._own_seeds(found)
-        start = self._taken_over()
-        resumed = start
-        if start is None:
-            start = self._start(self.epoch(), drawn, self._own)
-            self._warn_of_equal_orders(start.epoch)
+        before, epoch = self.current, self.epoch()
+        if before is not None:
+            self._warn_of_used_position(before)
+            if self.commits and before.is_in_vain:
+                self._repeats[before.epoch] = before.position.start.repeat
+        # Whether the pass's seed takes the place of held generators' own ones.
+        seeded = nested or self.seeds.seed is not None
+        own = self._own = self._own_seeds(held, seeded)
+        resumed = self._taken_over(epoch)
+        if resumed is None:
+            start = self._start(epoch, iterator.drawn, own)
+            self._warn_of_equal_orders(epoch)
         else:
+            start = resumed
             self.find_generator()
             self._log_resume(start)
-        self._repeats[start.epoch] = max(self._repeats[start.epoch], start.repeat + 1)
-        seeds = self._seeds_of(start, tells)
-        if not self._is_seeded:
-            own = tuple(self._own[path] for path, _ in found if path in self._own)
-            start = start._replace(generators=own)
+        self._repeats[epoch] = max(self._repeats[epoch], start.repeat + 1)
+        seeds = self._seeds_of(start, tells, seeded)
+        if not seeded and (held or start.generators):
+            numbers = tuple(own[path] for path, _ in held if path in own)
+            start = start._replace(generators=numbers)
         batches: PassBatches | None = None
         if self.plan is not None and self.plan.is_computed:
             batches = ComputedBatches(self.plan, start)
@@ -258,17 +248,16 @@ class Passes:
             from lit_loader.core.sampling.sampler_batches import SamplerBatches  # of the user's
 
             batches = SamplerBatches(self.plan, start, resumed=self._loaded is not None)
-        made = Pass(seeds, batches, make_position(start), self._own, resumed)
-        made.iterator = weakref.ref(iterator)
+        made = Pass(seeds, batches, make_position(start), own, resumed, weakref.ref(iterator))
         if before is not None and before.committed is not None and before.is_ahead:
             # A loop that takes a batch ahead has not used the last ones of the pass before.
             made.committed = before.committed
         # A generator that is not found in its place by now was not restored.
         self._loaded, self._left, self._expected = None, False, 0
         if self._set is None:
-            self._next = start.epoch if self.shares_data else start.epoch + 1
+            self._next = epoch if self.shares_data else epoch + 1
         if self.plan is not None:
-            self.plan.epochs.show(start.epoch)
+            self.plan.epochs.show(epoch)
         if before is None or not self._is_running(before):
             self.current = made
         return made
@@ -281,12 +270,12 @@ class Passes:
 
     def now(self) -> Position:
         """Return the position that a state taken now has; nothing changes by that."""
-        position, waiting = self._now(), self._waiting
-        if waiting is None or waiting[0]() is None or self.seeds.replicas > 1:
+        position, newest = self._now(), self.newest()
+        if newest is None or newest.made is not None or newest.drawn is None:
             return position
-        if position.root is not None and position.root.kind != "after":
+        if self.seeds.replicas > 1 or (position.root and position.root.kind != "after"):
             return position
-        return self._rooted(position, self._drawn_root(waiting[1]))  # which the next pass has
+        return self._rooted(position, self._drawn_root(newest.drawn))  # which the next pass has
 
     def _now(self) -> Position:
         loaded, one = self._loaded, self.current
@@ -310,13 +299,13 @@ class Passes:
         if self.seeds.seed is None:
             return None
         start = self._start(one.epoch + 1, None, {})
-        return self._seeds_of(start, one.seeds.dataset_epoch != UNTOLD), start
+        return self._seeds_of(start, one.seeds.dataset_epoch != UNTOLD, seeded=True), start
 
     # --- inside ---
 
-    def _taken_over(self) -> Position | None:
-        """Return the loaded position, if the next pass continues it."""
-        loaded, epoch = self._loaded, self.epoch()
+    def _taken_over(self, epoch: int) -> Position | None:
+        """Return the loaded position, if the next pass, of this epoch, continues it."""
+        loaded = self._loaded
         if loaded is None or not loaded.has_begun:
             return None
         if epoch == loaded.epoch:
@@ -346,8 +335,8 @@ class Passes:
     def _drawn_root(self, drawn: int | None) -> Root:
         seed = self.seeds.draw(1) if drawn is None else drawn
         assert seed is not None
-        if self._mixed is not None:
-            seed = derive(self._mixed, seed)
+        if self.mixed is not None:
+            seed = derive(self.mixed, seed)
         return Root(seed & _MASK, "seed")
 
     def _rooted(self, before: Position, root: Root) -> Position:
@@ -383,8 +372,8 @@ class Passes:
         sampler = None if one.batches is None else one.batches.at_end()
         return self._before(epoch, start.root, sampler, start.generators)
 
-    def _seeds_of(self, start: Position, tells: bool) -> PassSeeds:
-        """Return what a pass draws from; ``tells``: workers are to tell the dataset its epoch."""
+    def _seeds_of(self, start: Position, tells: bool, seeded: bool) -> PassSeeds:
+        """Return what a pass draws from; see `begin`."""
         distributed = torch.distributed
         # Ranks may begin passes of their own: what they hold must be seeded equally all the same.
         alike = self.shares_data
@@ -392,16 +381,11 @@ class Passes:
             alike = True
         number = derive(start.epoch, 0 if alike else start.repeat) >> 1
         told = start.epoch if start.told and tells else UNTOLD
-        return PassSeeds(start.seed, number, int(self._is_seeded), told)
+        return PassSeeds(start.seed, number, int(seeded), told)
 
-    @property
-    def _is_seeded(self) -> bool:
-        """Whether the pass's seed takes the place of held generators' own ones."""
-        return self.seeds.seed is not None or _is_nested()
-
-    def _own_seeds(self, found: list[tuple[str, object]]) -> dict[str, int]:
+    def _own_seeds(self, found: Sequence[tuple[str, object]], seeded: bool) -> dict[str, int]:
         known, loaded = self._own, self._loaded
-        if loaded is not None and loaded.generators and not self._is_seeded:
+        if loaded is not None and loaded.generators and not seeded:
             if len(loaded.generators) == len(found):
                 known = dict(zip((path for path, _ in found), loaded.generators, strict=True))
             else:
@@ -410,7 +394,7 @@ class Passes:
                     f"and {len(loaded.generators)} when the state was taken, so what they draw "
                     "differs [LL321]"
                 )
-        return own_seeds(found, known, self._is_seeded)
+        return own_seeds(found, known, seeded)
 
     def _is_running(self, one: Pass) -> bool:
         """Whether its iterator lives, in the middle of the pass."""
@@ -435,10 +419,9 @@ class Passes:
                 f"{one.epoch}. The next pass is epoch {self.epoch()} [LL334]"
             )
 
-    def _warn_of_used_position(self) -> None:
+    def _warn_of_used_position(self, one: Pass) -> None:
         """Report that an iterator which has yielded one batch has used up a loaded position."""
-        one = self.current
-        if one is None or self.commits or one.resumed is None or not one.resumed.batches:
+        if self.commits or one.resumed is None or not one.resumed.batches:
             return
         if self._asked() not in (None, one.epoch):
             return  # the program goes on with another epoch

@@ -14,21 +14,20 @@ need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from lit_loader.core.state.position import PassPosition, Position
 
 if TYPE_CHECKING:
-    from lit_loader.core.batch.batch_spec import BatchWithReport
-    from lit_loader.core.batch.progress import Timings
+    from lit_loader.accelerator.device_copy import DeviceCopy
+    from lit_loader.accelerator.pin_memory import Pinning
     from lit_loader.core.epoch.loader_core import LoaderCore
     from lit_loader.core.epoch.pass_tasks import PassTasks
     from lit_loader.core.epoch.passes import Pass
     from lit_loader.core.executors.executor import (
         Executor,
         FewerWorkers,
-        Outcome,
         Task,
         WorkerDeath,
         Workers,
@@ -36,90 +35,9 @@ if TYPE_CHECKING:
     from lit_loader.core.executors.worker_pool import Stall, WorkerPool
     from lit_loader.core.executors.worker_set import Relays
     from lit_loader.core.seeding.loader_seeds import NameInJob
-
-
-class EndPolicy(Protocol):
-    """Decides, with the other ranks, where a stream ends. ``place`` is this rank's position."""
-
-    def admits(self, place: Any, /) -> bool:
-        """Whether the rank may yield its next batch."""
-
-    def given(self, place: Any, /) -> None:
-        """Note that a batch is given out."""
-
-    def begins_again(self, place: Any, /) -> bool:
-        """Whether a rank that has nothing left repeats its data."""
-
-    def end(self) -> None:
-        """Note that the pass is over."""
-
-
-class DeviceCopier(Protocol):
-    """Copies batches to a device ahead of their use."""
-
-    def stage(self, batch: object, /) -> object:
-        """Begin to copy a batch, unless that has begun; return what `take` wants."""
-
-    def take(self, staged: Any, /) -> object:
-        """Return the batch on the device."""
-
-
-class PinThread(Protocol):
-    """Receives, and pins, in a thread of its own."""
-
-    @property
-    def pinned(self) -> int:
-        """Outcomes that nobody has taken yet."""
-
-    def take(self) -> Outcome | None:
-        """Wait for the next outcome."""
-
-    def take_at_once(self) -> Outcome | None:
-        """Return the next outcome, if it is there."""
-
-    def left(self) -> list[Outcome]:
-        """End the thread; return what nobody has taken."""
-
-
-class Pinner(Protocol):
-    """Copies batches into pinned memory."""
-
-    def __call__(self, batch: object, /) -> object:
-        """Return a batch in pinned memory."""
-
-    def thread(
-        self, receive: Callable[[], Outcome | None], pinned: Callable[[Outcome], Outcome], /
-    ) -> PinThread:
-        """Start a thread which yields ``pinned(receive())``."""
-
-
-class SampleLog(Protocol):
-    """The samples of one pass that could not be read; ``count`` is their number."""
-
-    count: int
-
-    def note(self, number: int, made: BatchWithReport, /) -> None:
-        """Note those of a batch; raise an exception if they are too many."""
-
-    def end(self, epoch: int, delivered: int, /) -> Exception | None:
-        """Return what is to be raised at the end of the pass, if something is."""
-
-
-class AutoNumber(Protocol):
-    """Finds the number of workers; ``setting`` has ``workers`` and ``prefetch``."""
-
-    @property
-    def setting(self) -> Any:
-        """What is set now."""
-
-    def cap_workers(self, workers: int, /) -> None:
-        """Set no more workers than this."""
-
-    def add(self, record: Timings, again: bool, /) -> bool:
-        """Note a batch; return whether it is time to decide."""
-
-    def decide(self, workers: Workers, name: str, tasks: int, /) -> object:
-        """Return another setting; None: it stays as it is."""
+    from lit_loader.data.sample_errors import SampleErrorLog
+    from lit_loader.profiling.auto_workers import AutoWorkers
+    from lit_loader.streams.uneven_ranks import ShardTail
 
 
 class Seams:
@@ -145,18 +63,18 @@ class Seams:
         """Return the `PassTasks` of an iterable dataset (`streams/stream_tasks.py`)."""
         raise NotImplementedError
 
-    def end_policy(self, core: LoaderCore, made: Pass) -> EndPolicy | None:
+    def end_policy(self, core: LoaderCore, made: Pass) -> ShardTail | None:
         """Return what decides on a stream's end.
 
         Asked when an iterator begins a `Pass`; None: each rank comes to its own.
         """
         return None
 
-    def device_copy(self, core: LoaderCore) -> DeviceCopier | None:
+    def device_copy(self, core: LoaderCore) -> DeviceCopy | None:
         """Return what copies batches to a device; None: they stay where they are."""
         return None
 
-    def pin_memory(self, core: LoaderCore) -> Pinner | None:
+    def pin_memory(self, core: LoaderCore) -> Pinning | None:
         """Return what copies batches into pinned memory; None: nothing does."""
         return None
 
@@ -168,11 +86,11 @@ class Seams:
         """Return a pool's workers on other machines (`remote/starter.py`); None: there are none."""
         return None
 
-    def auto(self, core: LoaderCore) -> AutoNumber:
+    def auto(self, core: LoaderCore) -> AutoWorkers:
         """Return what sets the number of workers where that is ``"auto"``."""
         raise NotImplementedError
 
-    def sample_errors(self, core: LoaderCore) -> SampleLog:
+    def sample_errors(self, core: LoaderCore) -> SampleErrorLog:
         """Return a pass's log of bad samples."""
         raise NotImplementedError
 

@@ -35,7 +35,7 @@ class WorkerKeeper:
     def __init__(self, core: LoaderCore) -> None:
         self._core = weakref.ref(core)
         self.pool: WorkerPool | None = None  # the persistent workers
-        self._started_with: PassOptions | None = None
+        self._started_with: PassOptions  # what these were started with
         self._begun: NextEpochTasks | None = None  # what the workers are at for the next epoch
         # The iterators with workers that are alive.
         self.runs: weakref.WeakSet[LoaderIterator[object]] = weakref.WeakSet()
@@ -61,6 +61,7 @@ class WorkerKeeper:
         from lit_loader.core.executors.pool_executor import PoolExecutor
 
         pool, begun = self._claim_pool(run, made)
+        assert run.healer is not None
         executor = PoolExecutor(pool, run.healer, core.depth)
         pool.patient, pool.waits = bool(core.loader.timeout), core.log.waits
         pool.page.begin_epoch(made.epoch, made.position.now().delivered)
@@ -74,34 +75,24 @@ class WorkerKeeper:
             return self.start_pool(made), None
         if holder is not None:
             holder.revoke()
-        had, options = self.pool, core.options
+        had = self.pool
         if had is not None and (
             had.closed
             or had.num_workers != core.local_workers
-            or self._started_with is None
-            or not options.suits_workers_of(self._started_with)
+            or not core.options.suits_workers_of(self._started_with)
         ):
             self._end_workers()
         begun, self._begun = self._begun, None
         pool = self.pool
         if pool is None:
-            self._started_with = options
+            self._started_with = core.options
             pool = self.pool = self.start_pool(made)
             return pool, None
         # A forgotten iterator is collected at any time, also when others have used the workers.
         known = begun is not None and begun.token == pool.token
-        changed = self._send_attributes(pool, made)
-        if known and begun is not None and not changed and begun.fits(made):
-            pool.trim()
-            return pool, begun
-        pool.resume()  # which calls off what they were at
-        return pool, None
-
-    def _send_attributes(self, pool: WorkerPool, made: Pass) -> bool:
-        """Bring the workers' copies of the dataset up to date; return whether anything changed."""
-        core, attributes = self.core, pool.workers.attributes
         # Workers call the dataset's ``set_epoch`` themselves, which may replace anything.
-        replaced = attributes.replaced() if made.seeds.dataset_epoch == UNTOLD else []
+        untold = made.seeds.dataset_epoch == UNTOLD
+        replaced = pool.workers.attributes.replaced() if untold else []
         if replaced:
             core.warn_once(
                 f"persistent workers do not see that {', '.join(replaced)} changed between two "
@@ -109,7 +100,12 @@ class WorkerKeeper:
                 "them. Choose between values by a plain attribute, or call loader.close() before "
                 "the pass, which starts new workers [LL337]"
             )
-        return pool.send_attributes()
+        changed = pool.send_attributes()
+        if known and begun is not None and not changed and begun.fits(made):
+            pool.trim()
+            return pool, begun
+        pool.resume()  # which calls off what they were at
+        return pool, None
 
     def give_back(self, executor: Any, begun: NextEpochTasks | None, reusable: bool) -> None:
         """Take workers back; those that are persistent go on, with what they have ``begun``."""

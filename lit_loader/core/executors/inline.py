@@ -37,12 +37,12 @@ class Inline(Executor):
         self._builder.enter(seeds)
         self._draws = draws_of(spec.dataset, spec.collate_fn)
         self._always = spec.per_sample or spec.reseed_fn is not None
-        self._always |= self._builder.reads_table  # only where it failed to: nothing is locked
-        self.draws = not self._builder.reads_table
         if spec.iterable or spec.read_threads > 1 or self._always:
             # At once: the builder is in cycles.
             end = self._builder.begin_epoch if spec.iterable else self._builder.end
             weakref.finalize(self, end).atexit = False
+        self._always |= self._builder.reads_table  # only where it failed to: nothing is locked
+        self.draws = not self._builder.reads_table
 
     def submit(self, task: Task) -> None:
         """Keep the task until `receive`."""

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import math
 import numbers
 import operator
@@ -130,15 +131,16 @@ def checks_options(kind: type[_T], prefix: str = "") -> type[_T]:
 
     @functools.wraps(init)
     def checked(self: object, *args: object, **options: object) -> None:
-        known_options(options, defaults, prefix)
+        if not options.keys() <= defaults.keys():
+            known_options(options, defaults, prefix)
         if args:
             options = inspect.signature(init).bind(self, *args, **options).arguments
             del options["self"]
         values = vars(self)  # past its __setattr__, which refuses
         values.update(defaults)
-        for name, value in options.items():
-            if value is not defaults[name]:
-                values[name] = fields[name].metadata["check"](prefix + name, value)
+        changed = map(operator.is_not, options.values(), map(defaults.get, options))
+        for name, value in itertools.compress(options.items(), changed):
+            values[name] = fields[name].metadata["check"](prefix + name, value)
         check_together(self)
 
     kind.__init__ = checked  # type: ignore[method-assign]

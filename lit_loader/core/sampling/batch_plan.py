@@ -182,9 +182,9 @@ class BatchPlan:
         self.epochs = SamplerEpochs(shown, source, inner)
         generator = generator_of(source)
         # What the sampler's generator was seeded with when the loader was made.
-        self.generator_seed = (
-            generator.initial_seed() if isinstance(generator, torch.Generator) else None
-        )
+        self.generator_seed: int | None = None
+        if generator is not None and isinstance(generator, torch.Generator):
+            self.generator_seed = generator.initial_seed()
         self.fingerprint()  # one that cannot be part of a state is refused at once
 
     def fingerprint(self) -> Fingerprint:

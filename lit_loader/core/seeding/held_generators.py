@@ -58,6 +58,7 @@ _LEAVES: Final[tuple[type, ...]] = (
     *(torch.Tensor, np.generic, types.ModuleType, types.CodeType, type),
     *(property, staticmethod, classmethod, types.GetSetDescriptorType),
 )
+_LISTS: Final = (list, tuple)
 _CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset, np.ndarray)
 CLOSED: Final = frozenset(sys.stdlib_module_names) | {"numpy", "torch"}
 _NO_GLOBALS: Final = CLOSED | {"lit_loader"}
@@ -72,7 +73,7 @@ _SHARING: Final = frozenset(
     f"multiprocessing.{name}" for name in ("sharedctypes", "shared_memory", "managers", "queues")
 )
 
-_Lead = tuple[str | int, object]  # an item's place, or the step as it is shown
+_Lead = tuple[str | int, Any]  # an item's place, or the step as it is shown
 
 
 class Found(NamedTuple):
@@ -92,7 +93,9 @@ def find_generators(*roots: object, sharing: bool = False) -> Found:
     """
     search = _Search(sharing)
     for root in roots:
-        search.look_at(root, -1, type(root).__name__)
+        # Of a function only the module is of interest.
+        if type(root) is not types.FunctionType or not _is_closed(root.__module__, _NO_GLOBALS):
+            search.look_at(root, -1, type(root).__name__)
     search.run()
     pairs = [(search.path(number), search.entered[number][0]) for number in search.found]
     return Found(tuple(pairs), search.shared, search.cut)
@@ -220,11 +223,13 @@ class _Search:
                 if self._sharing or not _roles(map(_second, first)) <= _LEAVES_ALONE:
                     self._look_at_parts(first, number)
                     self._left[number] = leads
+            elif role is _Role.FUNCTION:
+                self._look_at_module(value)
             else:
                 own = _own_classes(kind)
                 leads = _parts(value, kind, role, own, self._sharing)
                 self._look_at_parts(leads, number)
-                for owner in (value,) if role is _Role.FUNCTION else own:
+                for owner in own:
                     self._look_at_module(owner)
             number += 1
 
@@ -232,6 +237,11 @@ class _Search:
         for step, part in leads:
             if type(part) in _PLAIN:
                 continue
+            if type(part) in _LISTS and not self._sharing:
+                # As in `run`, which would enter it for that.
+                deciding = part if len(part) < LONG else part[:FIRST_ITEMS]
+                if _roles(deciding) <= _LEAVES_ALONE:
+                    continue
             if self._sharing and self.shared is None and _is_shared(part):
                 self.shared = self.path(number, step)
             self.look_at(part, number, step)
@@ -419,7 +429,8 @@ def own_seeds(
     and nothing is drawn: the number tells generators apart. Those in equal states, as two
     transforms that must draw the same have them, share one.
     """
-    own, equal = dict(known), dict[bytes, int]()
+    own = dict(known)
+    equal: dict[bytes, int] = {}
     for number, (path, generator) in enumerate(found):
         controls = tape(generator)
         if controls is None or path in own:

@@ -126,10 +126,12 @@ class LoaderSeeds:
     @property
     def lacks_seed(self) -> bool:
         """Whether processes share the data, and nothing makes their orders the same."""
+        if self.replicas <= 1:
+            return False
         given = self.seed is not None or self.generator is not None or self._base is not None
         given = given or self.own_order or bool(os.environ.get("PL_GLOBAL_SEED"))
         in_job = self._name is not None and self._name.is_in_job
-        return self.replicas > 1 and not (given or in_job)
+        return not (given or in_job)
 
     def adopt(self, base: int | None) -> None:
         """Take over what a run followed from that is resumed here."""
