@@ -131,9 +131,17 @@ class LoaderStateCallback(Callback):
                 f"the checkpoint has the positions of {len(states)} training loaders, but there "
                 f"are {len(self._loaders)}. Resume with the loaders of the checkpoint"
             )
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, RandomStateCallback):  # before iterators draw their seeds
-                callback.restore()
+        random = [each for each in trainer.callbacks if isinstance(each, RandomStateCallback)]  # type: ignore[attr-defined]
+        for callback in random:  # before iterators draw their seeds
+            callback.restore()
+        is_reloaded = bool(self._resumed) and not states
+        if random and is_reloaded and any(loader.seed is None for loader in self._loaders):
+            rank_zero_warn(
+                "lit_loader: reload_dataloaders_every_n_epochs has made the loaders again, and a "
+                "resumed Trainer makes one iterator less of them. Without seed= the epochs from "
+                "here on have other orders and random numbers than the uninterrupted run. Pass "
+                "seed= to the loader"
+            )
         for loader in self._loaders:
             if loader not in before:  # else a batch that was taken ahead would count as used
                 loader.commit()

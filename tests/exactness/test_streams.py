@@ -167,9 +167,8 @@ def stopped(name: str, workers: int, shards: int | None, step: int = 1) -> Itera
     """Yield (states after some batches of the second epoch, what comes next)."""
     with loader(name, workers, shards) as whole:
         read(whole)
-        states = []
-        for _ in zip(range(MOST - 1), whole, strict=False):
-            states.append(through_file(whole.state_dict()))
+        batches = itertools.islice(whole, MOST - 1)
+        states = [through_file(whole.state_dict()) for _ in batches]
     rest = reference(name, workers, shards)[1]
     for number in sorted({*range(0, len(states), step), len(states) - 1}):
         yield states[number], rest[number + 1 :]

@@ -1,5 +1,6 @@
 """The recipes of examples/, shortened, as a user runs them."""
 
+import inspect
 import json
 import re
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hydra.utils import get_object
+from omegaconf import OmegaConf
 
 from tests.support.recipes import EXAMPLES, TRAIN, run
 
@@ -85,6 +88,19 @@ RECIPES = {
         "numpy", ["trainer.max_epochs=3"], classes_are_balanced, ["frequencies.png"]
     ),
 }
+
+
+def test_what_the_recipes_call_has_what_they_pass() -> None:
+    nodes = [
+        OmegaConf.to_container(OmegaConf.load(at)) for at in (EXAMPLES / "conf").rglob("*.yaml")
+    ]
+    for node in nodes:  # which grows
+        inner = node.values() if isinstance(node, dict) else node
+        nodes += inner if isinstance(node, (dict, list)) else []
+        target = str(node.get("_target_")) if isinstance(node, dict) else ""
+        if target.startswith("lit_loader."):
+            known = inspect.signature(get_object(target)).parameters
+            assert "options" in known or {name for name in node if name[0] != "_"} <= {*known}, node
 
 
 @pytest.fixture(scope="module")

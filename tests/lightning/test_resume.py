@@ -570,6 +570,16 @@ def test_loaders_that_are_reloaded_go_on(kind: str, tmp_path: Path) -> None:
     assert run(ckpt=tmp_path / "failed.ckpt") == expected[begins[1] :]
 
 
+def test_reloaded_loaders_without_a_seed_are_reported(tmp_path: Path) -> None:
+    def data() -> Any:
+        return DataLoader(Call(drawn, 26), 4, True)
+
+    path, again = tmp_path / "a.ckpt", {"reload_dataloaders_every_n_epochs": 1}
+    fit(tmp_path, data, RandomStateCallback(), Saver(path, "epoch", BATCHES), **again)
+    with pytest.warns(UserWarning, match="makes one iterator less"):
+        fit(tmp_path, data, RandomStateCallback(), ckpt=path, **again)
+
+
 @pytest.mark.parametrize("interruptions", [1, 2])
 def test_an_interrupted_validation_is_run_as_a_whole(interruptions: int, tmp_path: Path) -> None:
     """Lightning would validate on the number of batches that were left, and begin at the first."""

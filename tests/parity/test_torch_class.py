@@ -7,6 +7,7 @@ gets an attribute or a method that ours says nothing true about.
 import gc
 import pickle
 import weakref
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -40,17 +41,13 @@ class Numbers(OfLength):
         return (torch.tensor(index),)
 
 
-def first(samples: list[Any]) -> Any:
-    return samples[0]
-
-
 def ids(loader: Any) -> list[list[int]]:
     return [batch[0].tolist() for batch in loader]
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "none": {},
-    "batches": {"batch_size": 4, "drop_last": True, "collate_fn": first},
+    "batches": {"batch_size": 4, "drop_last": True, "collate_fn": itemgetter(0)},
     "samples": {"batch_size": None},
     "shuffled": {"batch_size": 3, "shuffle": True, "generator": torch.Generator()},
     "sampler": {"sampler": WeightedRandomSampler([1.0] * LENGTH, 5)},

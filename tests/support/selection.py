@@ -1,8 +1,7 @@
 """What the default run leaves to ``-m slow``.
 
-The default run is to be over in nine minutes on two idle cores. So of tests
-that start an interpreter or a Trainer for each cell it has one cell of a kind, and of the large
-matrices some cells in turn; ``-m slow`` runs the others.
+The default run takes nine minutes on two idle cores. So of tests that start an interpreter or a
+Trainer for each cell it has one cell of a kind, and of large matrices some; `-m slow` has the rest.
 """
 
 import fnmatch

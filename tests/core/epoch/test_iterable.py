@@ -9,13 +9,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from lit_loader import DataLoader, StateError
 from tests.support.datasets import Lines, StatefulStream
-from tests.support.exact import (
-    StripedByWorkerInfo,
-    Unshared,
-    digests,
-    state_behind,
-    taken,
-)
+from tests.support.exact import StripedByWorkerInfo, Unshared, digests, state_behind, taken
 from tests.support.samples import Counting
 
 

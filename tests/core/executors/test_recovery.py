@@ -13,11 +13,7 @@ import pytest
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.errors import (
-    WorkerDiedError,
-    WorkerRestartWarning,
-    WorkerTimeoutError,
-)
+from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
 from tests.support.exact import loaded
 from tests.support.faults import (
     FAULTS,
@@ -29,14 +25,7 @@ from tests.support.faults import (
     outcomes,
     told,
 )
-from tests.support.samples import (
-    Call,
-    Counting,
-    StatefulCounting,
-    hang,
-    ints,
-    pool_of,
-)
+from tests.support.samples import Call, Counting, StatefulCounting, hang, ints, pool_of
 from tests.support.tools import Gate
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
