@@ -9,6 +9,7 @@ of torch's own, are followed.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from operator import attrgetter
@@ -203,7 +204,9 @@ def why_not_collated(samples: Sequence[object], indices: Any = None) -> str | No
     """
     known = isinstance(indices, (list, tuple)) and len(indices) == len(samples)
     names = [f"index {indices[n]!r}" if known else f"sample {n}" for n in range(len(samples))]
-    return _difference(samples, names, "")
+    with contextlib.suppress(Exception):  # of what a sample is, which would hide the error
+        return _difference(samples, names, "")
+    return None
 
 
 def _difference(parts: Sequence[Any], names: Sequence[str], place: str) -> str | None:

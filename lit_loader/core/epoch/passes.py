@@ -416,7 +416,7 @@ class Passes:
         if one.resumed is not None and not one.given and one.resumed.batches and not self.commits:
             warn(
                 f"this pass yields no batches, because the loaded state is at the end of epoch "
-                f"{one.epoch}. The next pass is epoch {self.epoch()} [LL334]"
+                f"{one.epoch}. The next pass yields batches again [LL334]"
             )
 
     def _warn_of_used_position(self, one: Pass) -> None:

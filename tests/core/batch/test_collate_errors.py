@@ -9,6 +9,8 @@ import torch
 from lit_loader import DataLoader
 from tests.support.samples import Call
 
+Shapeless = type("Shapeless", (), {"shape": property(lambda _: 1 // 0)})
+
 
 def image(index: int) -> Any:
     return {"image": torch.zeros(3, 4 + (index == 5)), "label": index}
@@ -32,12 +34,11 @@ def said(error: BaseException) -> str:
     [
         (image, ["field ['image']", "index 0 has shape (3, 4)", "index 5 has shape (3, 5)"]),
         (keys, ["index 5 has keys ['a']"]),
+        (lambda _: Shapeless(), ["default_collate: batch must contain"]),
         (nothing, ["index 0 has shape (2,)", "index 5 has type NoneType"]),
     ],
 )
-def test_the_field_and_the_samples_are_named(
-    function: Any, parts: list[str], num_workers: int
-) -> None:
+def test_the_field_and_samples_are_named(function: Any, parts: list[str], num_workers: int) -> None:
     with pytest.raises((RuntimeError, KeyError, TypeError)) as caught:
         list(DataLoader(Call(function, 8), 8, num_workers=num_workers))
     assert [part for part in parts if part not in said(caught.value)] == []

@@ -48,8 +48,7 @@ def test_the_three_streams_and_those_of_next_seeds_are_unrelated() -> None:
     columns: list[np.ndarray] = []
     for seed in range(4):
         seed_globals(seed)
-        columns.append(np.array([random.random() for _ in range(4000)]))
-        columns.append(np.random.rand(4000))
+        columns += [np.array([random.random() for _ in range(4000)]), np.random.rand(4000)]
         columns.append(torch.rand(4000, dtype=torch.float64).numpy())
     correlation = np.corrcoef(columns) - np.eye(len(columns))
     assert abs(correlation).max() < 4.5 / 4000**0.5
