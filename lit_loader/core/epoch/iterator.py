@@ -285,9 +285,7 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
             if number != self._noted:  # else it has been taken back, and is given again
                 self._noted = number
                 if made.errors or made.retries or made.omitted:
-                    if self._sample_errors is None:
-                        self._sample_errors = core.seams.sample_errors(core)
-                    self._sample_errors.note(number, made)
+                    self.sample_errors.note(number, made)
                 for note in made.notes:
                     core.warn_once(f"{type(core.dataset).__name__}: {note}", ExactnessWarning)
         except Exception as error:  # too many samples cannot be read, say
@@ -447,6 +445,13 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
         executor = self._executor
         if executor is not None:
             executor.resize(num_workers, depth)
+
+    @property
+    def sample_errors(self) -> SampleErrorLog:
+        """The samples of the epoch that could not be read, so far."""
+        if self._sample_errors is None:
+            self._sample_errors = self._core.seams.sample_errors(self._core)
+        return self._sample_errors
 
     @property
     def ready(self) -> int:

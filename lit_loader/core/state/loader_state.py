@@ -84,8 +84,8 @@ def _is_packed(value: object) -> bool:
     return type(value) is bytes and len(value) <= MAX_PACKED
 
 
-def _are_counts(value: Any) -> bool:
-    return _is_list(value) and all(is_count(number, 2**64) for number in value)
+def _are_counts(value: Any, below: int = 2**64) -> bool:
+    return _is_list(value) and all(is_count(number, below) for number in value)
 
 
 def _are_generators(value: Any) -> bool:
@@ -107,7 +107,7 @@ _FIELDS: Final[dict[str, _Row]] = {
     "pass": (is_count, "a whole number of at least 0"),
     "seed": (_is_root, "a number below 2**64, with 'seed', 'base' or 'after'"),
     "batches": (lambda value: is_count(value, MAX_BATCHES), "a number of batches"),
-    "ahead": (_are_counts, "a list of batch numbers"),
+    "ahead": (lambda value: _are_counts(value, MAX_BATCHES), "a list of batch numbers"),
     "generators": (_are_generators, "a list of numbers, the first one perhaps bytes"),
     "sampler": (_is_named, "a dict of what the sampler must remember"),
     "fingerprint": (_is_named, "a dict with names for keys"),
