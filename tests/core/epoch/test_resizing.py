@@ -25,9 +25,7 @@ LENGTH = 60
 
 
 def noisy(num_workers: int, **options: Any) -> DataLoader[Any]:
-    return DataLoader(
-        Noisy(LENGTH), batch_size=2, shuffle=True, seed=7, num_workers=num_workers, **options
-    )
+    return DataLoader(Noisy(LENGTH), 2, True, seed=7, num_workers=num_workers, **options)
 
 
 # The bytes ---------------------------------------------------------------------------------------
@@ -137,10 +135,11 @@ def test_a_signals_handler_resizes() -> None:
 # What goes wrong ---------------------------------------------------------------------------------
 
 
-def leaving(loader: DataLoader[Any]) -> list[Any]:
-    """An epoch in which only one worker is wanted as soon as both have a batch in hand."""
+def leaving(loader: DataLoader[Any], faults: Faults) -> list[Any]:
+    """An epoch in which only one worker is wanted as soon as a fault has struck."""
     iterator = iter(loader)
     found = outcomes([next(iterator)])
+    until(lambda: faults.struck)
     loader.resize(1)
     return found + outcomes(iterator)
 
@@ -158,7 +157,7 @@ def test_who_dies_or_hangs_while_it_leaves(fault: str, point: str, tmp_path: Pat
             noisy(2, worker_init_fn=faults, timeout=2.0 * (fault == "loop")) as loader,
         ):
             warnings.simplefilter("always")
-            assert leaving(loader) == expected
+            assert leaving(loader, faults) == expected
         assert faults.struck == 1
         assert [warning.category for warning in told] == [WorkerRestartWarning]
 
