@@ -199,6 +199,7 @@ class LoaderDataModule(MakesLoaders, LightningDataModule):
         batch_size: Short for this option of ``loader``, which it overrides. None keeps it.
         num_workers: The same.
         pin_memory: The same.
+        seed: The same.
 
     Attributes:
         splits: The splits that a subclass's `make_dataset` can make; a class attribute.
@@ -232,6 +233,7 @@ class LoaderDataModule(MakesLoaders, LightningDataModule):
         batch_size: int | None = None,
         num_workers: int | Literal["auto"] | None = None,
         pin_memory: bool | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         self.device_prefetch = flag("device_prefetch", device_prefetch)
@@ -248,6 +250,7 @@ class LoaderDataModule(MakesLoaders, LightningDataModule):
                 raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
             _check_source(split, source)
         short = {"batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory}
+        short["seed"] = seed
         short = {name: check_option(name, x) for name, x in short.items() if x is not None}
         common = _laid_over(_options("loader", loader), short)
         given = {"train": train, "val": val, "test": test, "predict": predict}

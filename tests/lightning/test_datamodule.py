@@ -106,8 +106,9 @@ def test_several_factories_make_several_loaders_of_whatever_they_make() -> None:
 def test_short_forms() -> None:
     """Above `loader`, below a split's own; None is as `loader` has it."""
     common = {"num_workers": 2, "persistent_workers": True, "batch_size": 4}
-    data = trained(loader=common, batch_size=8, val={"batch_size": 16})
-    assert [data.configs[split].batch_size for split in ("train", "val")] == [8, 16]
+    data = trained(loader=common, batch_size=8, seed=3, val={"batch_size": 16, "seed": 4})
+    of_both = [data.configs[split] for split in ("train", "val")]
+    assert [(config.batch_size, config.seed) for config in of_both] == [(8, 3), (16, 4)]
     assert data.configs["val"].num_workers == 2
     alone = trained(loader=common, num_workers=0).configs["train"]
     assert (alone.num_workers, alone.persistent_workers, alone.batch_size) == (0, False, 4)
