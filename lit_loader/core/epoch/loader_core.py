@@ -214,10 +214,10 @@ class LoaderCore:
     def follow_samplers(self) -> None:
         """Make the plan again, for the next pass, if the samplers have been changed."""
         loader = self.loader
-        shown = ShownSamplers.of(loader.sampler, loader.batch_sampler)
-        if shown.is_same(self._planned_for):
+        samplers = loader.sampler, loader.batch_sampler
+        if self._planned_for.is_of(*samplers):
             return
-        plan = None
+        plan, shown = None, ShownSamplers.of(*samplers)
         if not isinstance(self.dataset, IterableDataset):
             batches = shown.batch_sampler
             given = distributed_sampler_of(shown.sampler if batches is None else batches)
@@ -239,15 +239,16 @@ class LoaderCore:
             return begun
         if loader.persistent_workers and ITERATED.get()() is not self:
             self.keeper.renew()
-        self.options = options = PassOptions.of(loader)
-        self.dataset = options.dataset
+        self.options = PassOptions.of(loader)
+        self.dataset = self.options.dataset
         check_dataset(self.dataset, loading=True)
         self.follow_samplers()
-        pin, passes = self.seams.pin_memory(self), self.passes
-        remote_workers = self.remote_workers
+        pin = self.seams.pin_memory(self) if loader.pin_memory else None
+        passes, remote_workers = self.passes, self.remote_workers
         if remote_workers:
             self.log.first_remote = MOST_WORKERS
-        self.warn_once(self.seams.idle(self))
+        if self.shards is not None:
+            self.warn_once(self.seams.idle(self))
         workers = loader.num_workers or remote_workers
         drawn, self._kept_draw = self._kept_draw, None
         passes.find_generator()
@@ -270,10 +271,10 @@ class LoaderCore:
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if type(sampler) is BatchSampler:
             sampler = sampler.sampler
-        shuffles = isinstance(sampler, RandomSampler) and sampler.generator is None
-        shuffles = shuffles and not self.passes.shares_data
+        if not isinstance(sampler, RandomSampler) or sampler.generator is not None:
+            return 1
         starts = self._drawn_last is None or not (loader.persistent_workers and workers)
-        return max(1, int(starts) + int(shuffles))
+        return 2 if starts and not self.passes.shares_data else 1
 
     def draw_again(self) -> None:
         """Move torch's generator, which was restored, as far as the last iterator has."""

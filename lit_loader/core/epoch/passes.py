@@ -488,7 +488,7 @@ class PassOptions(NamedTuple):
     @classmethod
     def of(cls, loader: Any) -> PassOptions:
         """Read the options of a loader."""
-        return cls(*_read(loader))
+        return tuple.__new__(cls, _read(loader))
 
     @property
     def of_batches(self) -> dict[str, Any]:

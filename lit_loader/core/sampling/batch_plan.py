@@ -25,7 +25,6 @@ when a plan was made, and rebuilds the plan if that has changed.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -110,7 +109,7 @@ class SamplerEpochs:
     attribute ``epoch`` counts, as with torch's ``DistributedSampler``.
     """
 
-    def __init__(self, *samplers: Any) -> None:
+    def __init__(self, samplers: Iterable[Any]) -> None:
         self._samplers = [s for s in samplers if callable(getattr(s, "set_epoch", None))]
 
     def asked(self) -> int | None:
@@ -173,13 +172,16 @@ class BatchPlan:
         self.drop_last = drop_last
         self.shard = shard or Shard()
         self.rank, self.num_replicas = self.shard.rank, self.shard.num_replicas
-        if (distributed := distributed_sampler_of(self.source)) is not None:
-            self.shard = Shard()
-            self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
-        inner = getattr(source, "sampler", None)
-        inner = inner if isinstance(inner, Iterable) else None
-        self._fingerprinted = [each for each in (source, inner) if each is not None]
-        self.epochs = SamplerEpochs(shown, source, inner)
+        self._fingerprinted: tuple[object, ...] = (source,)
+        if own is None:
+            if (distributed := distributed_sampler_of(source)) is not None:
+                self.shard = Shard()
+                self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
+            inner = getattr(source, "sampler", None)
+            if isinstance(inner, Iterable):
+                self._fingerprinted = source, inner
+        samplers = self._fingerprinted if shown is source else (shown, *self._fingerprinted)
+        self.epochs = SamplerEpochs(samplers)
         generator = generator_of(source)
         # What the sampler's generator was seeded with when the loader was made.
         self.generator_seed: int | None = None
@@ -353,9 +355,14 @@ class ShownSamplers(NamedTuple):
             return cls(sampler, batches)
         return cls(sampler, batches, batches.sampler, batches.batch_size, batches.drop_last)
 
-    def is_same(self, other: ShownSamplers) -> bool:
-        """Whether both show the same; samplers are not compared by their items."""
-        return self[3:] == other[3:] and all(map(operator.is_, self[:3], other[:3]))
+    def is_of(self, sampler: object, batches: Any) -> bool:
+        """Whether a loader with these samplers still shows this; items are not compared."""
+        if sampler is not self.sampler or batches is not self.batch_sampler:
+            return False
+        return type(batches) is not BatchSampler or (
+            batches.sampler is self.cut
+            and (batches.batch_size, batches.drop_last) == (self.batch_size, self.drop_last)
+        )
 
     def plan(self, batch_size: int | None, uneven_ranks: UnevenRanks) -> BatchPlan:
         """Make the plan of the batches; a batch sampler takes the place of a batch size."""
@@ -384,8 +391,9 @@ def choose_samplers(
     share of what a sampler gives (`compat/torch_samplers.py`).
     """
     sampler, batch_sampler = config.sampler, config.batch_sampler
-    _check_length(sampler if batch_sampler is None else batch_sampler, dataset)
-    given = distributed_sampler_of(sampler if batch_sampler is None else batch_sampler)
+    theirs = sampler if batch_sampler is None else batch_sampler
+    _check_length(theirs, dataset)
+    given = distributed_sampler_of(theirs)
     if given is not None:
         _check_replicas(config, given)
         seeds.of_ranks(given.num_replicas, own_order=not is_share(given))
