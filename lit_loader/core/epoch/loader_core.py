@@ -83,6 +83,19 @@ class LoaderCore:
     own under such names.
     """
 
+    dataset: Any = None  # as the iterator made last has found it
+    iterable = True  # whether it is an iterable one: it has no plan
+    _planned_for = _UNPLANNED
+    passes: Passes  # since the plan was made
+    options: PassOptions  # of the iterator made last
+    promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
+    auto: AutoWorkers | None = None  # with ``num_workers="auto"``
+    # How many numbers the last iterator has drawn; None: none was made.
+    _drawn_last: int | None = None
+    # What `start` has begun, and what was before it.
+    _started: tuple[LoaderIterator[object], Passes] | None = None
+    _kept_draw: int | None = None  # of a start that was forgotten
+
     def __init__(
         self,
         loader: Any,
@@ -92,19 +105,11 @@ class LoaderCore:
         seams: Seams,
     ) -> None:
         self.seeds, self.seams = seeds, seams
-        self.dataset: Any = None  # as the iterator made last has found it
-        self.iterable = True  # whether it is an iterable one: it has no plan
         # This process's number among those that share the data, and how many they are.
         self.given_replica, self.replica = replica, replica or (0, 1)
         # Which shards of an iterable dataset are this rank's; None: each worker is one.
         self.shards = None if shards is None else Shards(*self.replica, shards)
-        self._planned_for = _UNPLANNED
-        self.passes: Passes  # since the plan was made
-        self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
-        self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
         self._warnings_given: set[str] = set()
-        # How many numbers the last iterator has drawn; None: none was made.
-        self._drawn_last: int | None = None
         self.begin_in_this_process(loader)
 
     def begin_in_this_process(self, loader: Any) -> None:
@@ -112,11 +117,7 @@ class LoaderCore:
         self._loader = weakref.ref(loader)
         self._lock, self.pid = threading.RLock(), os.getpid()
         self.keeper, self.log = WorkerKeeper(self), BatchLog()
-        self.options: PassOptions  # of the iterator made last
         self.of_process: dict[str, Any] = {}  # what add-ons keep, by their names
-        # What `start` has begun, and what was before it.
-        self._started: tuple[LoaderIterator[object], Passes] | None = None
-        self._kept_draw: int | None = None  # of a start that was forgotten
 
     def __getstate__(self) -> dict[str, object]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}

@@ -108,25 +108,26 @@ class Passes:
     ``shares_data``: several ranks read parts of it, and must have the same order.
     """
 
+    plan: BatchPlan | None = None  # another one counts from the next pass on
+    shares_data = False
+    current: Pass | None = None
+    commits = False  # whether commit() is used at all
+    _set: int | None = None  # the epoch that set_epoch has chosen
+    _next = 0  # the epoch that comes next, if none is set
+    _loaded: Position | None = None  # where the next pass begins
+    _left = False  # whether the training loop has ended the loaded pass
+    # After a resume: the seed to be mixed into those that are drawn, unless the generator is found
+    # where the state says.
+    mixed: int | None = None
+    _expected = 0
+    _unset_sharded = 0  # passes of shared data since the epoch was set
+
     def __init__(self, seeds: LoaderSeeds) -> None:
-        self.plan: BatchPlan | None = None  # another one counts from the next pass on
         self.seeds = seeds
-        self.shares_data = False
-        self.current: Pass | None = None
-        self.commits = False  # whether commit() is used at all
-        self._set: int | None = None  # the epoch that set_epoch has chosen
-        self._next = 0  # the epoch that comes next, if none is set
         # Passes of each epoch that have begun.
         self._repeats: defaultdict[int, int] = defaultdict(int)
-        self._loaded: Position | None = None  # where the next pass begins
-        self._left = False  # whether the training loop has ended the loaded pass
         self._own: dict[str, int] = {}
         self.newest: Callable[[], LoaderIterator[Any] | None] = _nobody  # which may not have begun
-        # After a resume: the seed to be mixed into those that are drawn, unless the generator
-        # is found where the state says.
-        self.mixed: int | None = None
-        self._expected = 0
-        self._unset_sharded = 0  # passes of shared data since the epoch was set
 
     def of_copy(self, seeds: LoaderSeeds) -> Passes:
         """Return those of a copy of the loader, which continues from here by itself."""
