@@ -191,7 +191,7 @@ class _AddOns(Seams):
     def advice(self, core: LoaderCore) -> Iterable[str]:
         loader = core.loader
         threads = loader.num_workers if loader.worker_method == "thread" else 0
-        if max(loader.read_threads, threads) > 1:
+        if loader.read_threads > 1 or threads > 1:
             from lit_loader.diagnostics.fork_dangers import thread_dangers
 
             yield from thread_dangers(core.dataset)
@@ -209,7 +209,7 @@ class _AddOns(Seams):
 
     def position(self, core: LoaderCore, start: Position) -> PassPosition:
         if not core.iterable:
-            return super().position(core, start)
+            return PassPosition(start)
         from lit_loader.streams.stream_position import StreamPosition
 
         return StreamPosition(start, core.readers)

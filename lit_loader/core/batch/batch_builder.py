@@ -55,6 +55,7 @@ SET_EPOCH: Final = 0
 """A stage of what comes before the first sample; see `streams/reader.py`."""
 
 _new = tuple.__new__
+_NO_SEEDS: Final = PassSeeds(0)
 
 _of_kind: Final = functools.lru_cache(maxsize=8)(extend)
 """Begins the seeds of one kind in one pass, which need it for each batch, or sample."""
@@ -89,14 +90,14 @@ class BatchBuilder:
             from lit_loader.core.batch.read_pool import ReadPool
 
             self._pool = ReadPool(spec, self)
-        # In threads no sample can have the generators to itself.
-        self._seeds_samples = spec.per_sample and self._pool is None
+        per_sample, threads = spec.per_sample, self._pool is not None
+        self._seeds_samples = per_sample and not threads  # no thread has the generators to itself
         # Whether samples have drawn what collate_fn must not depend on.
-        self._seeds_collation = spec.per_sample or self._pool is not None
+        self._seeds_collation = per_sample or threads
         self._table = spec.table()
         # Whether batches are made by `take`, as far as indices allow.
         self.reads_table = self._table is not None
-        self._seeds = PassSeeds(0)  # of the pass
+        self._seeds = _NO_SEEDS  # of the pass
         self.samples = 0  # of the batch made last
 
     def whose(self, number: int) -> ReaderShare | None:
@@ -230,8 +231,10 @@ class BatchBuilder:
     def _announce_epoch(self) -> None:
         """Tell the dataset its epoch if the program has told the loader one."""
         seeds = self._seeds
+        if seeds.dataset_epoch == UNTOLD:
+            return
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
-        if seeds.dataset_epoch != UNTOLD and callable(set_epoch):
+        if callable(set_epoch):
             self.rng.begin(seeds.seed, BEGINNING)
             self._seed(BEGINNING, SET_EPOCH)
             set_epoch(seeds.dataset_epoch)
@@ -249,7 +252,7 @@ class BatchBuilder:
             pairs = tuple(pair for pair in mine if id(pair[1]) not in spec.shared_generators)
         elif self._pool is not None:
             self._pool.draws = SharedDraws(pairs)
-        self.held = HeldGenerators(pairs, spec.held, self._seeds)
+        self.held = HeldGenerators(pairs, spec.held, self._seeds) if pairs else NONE_HELD
         if spec.reseed_fn is not None:
             return
         for path, generator in found.generators:

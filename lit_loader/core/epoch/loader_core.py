@@ -311,21 +311,22 @@ class LoaderCore:
         """Begin the pass that comes next; called by an iterator at its first ``next()``."""
         for advice in self.seams.advice(self):
             self.warn_once(advice)
-        plan = self.plan
-        ordered = plan is not None and plan.is_computed and not plan.is_shuffled
-        if self.seeds.lacks_seed and not ordered:
+        plan, seeds, options = self.plan, self.seeds, self.options
+        if seeds.lacks_seed and not (
+            plan is not None and plan.is_computed and not plan.is_shuffled
+        ):
             self.warn_once(
                 f"the data is divided among {self.replica[1]} processes outside of a "
                 "torch.distributed job, so they cannot agree on a seed, and seed 0 is used. "
                 "Pass the same seed= in each of them [LL336]"
             )
-        options = self.options
         roots = self.dataset, options.collate_fn, options.worker_init_fn
         found = find_generators(*roots, sharing=self.loader.persistent_workers)
-        # generator= may be a global of the dataset's module. Nothing more is drawn from it: the
-        # seed of its pass decides what it yields there.
-        own = None if self.seeds.seed is not None else self.seeds.generator
-        held = [each for each in found.generators if own is None or each[1] is not own]
+        held = found.generators
+        if held and seeds.seed is None:
+            # generator= may be a global of the dataset's module. Nothing more is drawn from it: the
+            # seed of its pass decides what it yields there.
+            held = tuple(each for each in held if each[1] is not seeds.generator)
         position = functools.partial(self.seams.position, self)
         made = self.passes.begin(iterator, held, position, self.keeper.pool is not None)
         made.found = found
