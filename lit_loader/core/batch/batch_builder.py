@@ -55,7 +55,6 @@ SET_EPOCH: Final = 0
 """A stage of what comes before the first sample; see `streams/reader.py`."""
 
 _new = tuple.__new__
-_NO_SEEDS: Final = PassSeeds(0)
 
 _of_kind: Final = functools.lru_cache(maxsize=8)(extend)
 """Begins the seeds of one kind in one pass, which need it for each batch, or sample."""
@@ -69,23 +68,26 @@ class BatchBuilder:
     where they are known for the first pass: they are not searched for again.
     """
 
+    held = NONE_HELD
+    samples = 0  # of the batch made last
+    _fetcher: MapFetcher | None = None
+    _seeds = PassSeeds(0)  # of the pass
+    _seeded: tuple[int, ...] = ()  # what was seeded for last
+    _pool: ReadPool | None = None
+
     def __init__(
         self, spec: BatchSpec, worker: int = 0, num_readers: int = 1, found: Found | None = None
     ) -> None:
         self._spec = spec
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         self._collates_into_slot = spec.default_collation
-        self._fetcher: MapFetcher | None = None
         self._found = found
-        self.held = NONE_HELD
         # None: nothing draws from the global generators, so they are not seeded.
         self.seed_globals: Callable[[int], object] | None = seed_globals
-        self._seeded: tuple[int, ...] = ()  # what was seeded for last
         self.rng = BatchRng(spec.size, spec.rank, spec.num_replicas)
         self._notes: list[str] = []
         tolerance = spec.tolerance
         self._attempts = None if tolerance is None else tolerance.attempts(self._attempt)
-        self._pool: ReadPool | None = None
         if spec.read_threads > 1:
             from lit_loader.core.batch.read_pool import ReadPool
 
@@ -97,8 +99,6 @@ class BatchBuilder:
         self._table = spec.table()
         # Whether batches are made by `take`, as far as indices allow.
         self.reads_table = self._table is not None
-        self._seeds = _NO_SEEDS  # of the pass
-        self.samples = 0  # of the batch made last
 
     def whose(self, number: int) -> ReaderShare | None:
         """Return whose turn a batch is; None: readers have no numbers of their own."""

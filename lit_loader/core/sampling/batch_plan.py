@@ -149,6 +149,9 @@ class BatchPlan:
     is not sharded again. ``shown``: the sampler in whose place the source stands.
     """
 
+    # What the sampler's generator was seeded with when the loader was made.
+    generator_seed: int | None = None
+
     def __init__(
         self,
         source: Iterable[object],
@@ -180,13 +183,10 @@ class BatchPlan:
             inner = getattr(source, "sampler", None)
             if isinstance(inner, Iterable):
                 self._fingerprinted = source, inner
+            if isinstance(generator := generator_of(source), torch.Generator):
+                self.generator_seed = generator.initial_seed()
         samplers = self._fingerprinted if shown is source else (shown, *self._fingerprinted)
         self.epochs = SamplerEpochs(samplers)
-        generator = generator_of(source)
-        # What the sampler's generator was seeded with when the loader was made.
-        self.generator_seed: int | None = None
-        if generator is not None and isinstance(generator, torch.Generator):
-            self.generator_seed = generator.initial_seed()
         self.fingerprint()  # one that cannot be part of a state is refused at once
 
     def fingerprint(self) -> Fingerprint:

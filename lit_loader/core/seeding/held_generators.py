@@ -99,6 +99,8 @@ def find_generators(*roots: object, sharing: bool = False) -> Found:
     """
     search = _Search(sharing)
     for root in roots:
+        if root is None:
+            continue
         # Of a function only the module is of interest.
         if type(root) is not types.FunctionType or not _is_closed(root.__module__, _NO_GLOBALS):
             search.look_at(root, -1, type(root).__name__)
@@ -311,6 +313,8 @@ class _Search:
 
     def _go_on(self) -> bool:
         """Take up the rest of the containers in whose first items there is a generator."""
+        if not self.found:
+            return False
         known = len(self.entered)
         for number in self._holding.intersection(self._left):
             with contextlib.suppress(RuntimeError):  # another thread changes the container
