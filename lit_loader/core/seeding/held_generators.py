@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache, partial
 from itertools import chain, islice, repeat
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -178,10 +179,15 @@ def _may_be_generators(kinds: frozenset[type]) -> bool:
     return any(_role(kind) in _GENERATORS for kind in kinds)
 
 
-def _are_bare(lists: Iterable[Sequence[object]]) -> bool:
+def _are_bare(lists: Sequence[Sequence[object]]) -> bool:
     """Whether nothing is to be looked for in lists; of a long one the first items decide."""
-    deciding = (each if len(each) < LONG else each[:FIRST_ITEMS] for each in lists)
+    deciding: Iterable[Sequence[object]] = map(_first_items, lists)
+    if min(map(len, lists)) < LONG:
+        deciding = [each if len(each) < LONG else _first_items(each) for each in lists]
     return not _may_lead(frozenset(map(type, chain.from_iterable(deciding))))
+
+
+_first_items: Final = itemgetter(slice(FIRST_ITEMS))
 
 
 def _is_closed(module: object, closed: frozenset[str] = CLOSED) -> bool:
