@@ -120,7 +120,7 @@ def _from(module: str, name: str = "", given: Callable[..., Any] | None = None) 
 
 
 def _of_divided_stream(core: LoaderCore, made: Pass) -> tuple[LoaderCore, Pass] | None:
-    return (core, made) if core.iterable and core.replica[1] > 1 else None
+    return (core, made) if core.replica[1] > 1 else None
 
 
 def _of_threads(core: LoaderCore, made: Pass) -> tuple[LoaderCore, Pass] | None:

@@ -171,8 +171,8 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
     def _begin(self) -> PassTasks:
         """Begin the pass."""
         core, made = self._core, self.begin_pass()
-        self._tail = core.seams.end_policy(core, made)
         if made.batches is None:
+            self._tail = core.seams.end_policy(core, made)
             self._tasks = core.seams.stream_tasks(core, made, self._lines == 1)
         else:
             self._tasks = MapTasks(made, core.next_epoch_tasks(made))

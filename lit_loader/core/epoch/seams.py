@@ -69,7 +69,7 @@ class Seams:
     def end_policy(self, core: LoaderCore, made: Pass) -> ShardTail | None:
         """Return what decides on a stream's end.
 
-        Asked when an iterator begins a `Pass`; None: each rank comes to its own.
+        Asked when an iterator begins a `Pass` of one; None: each rank comes to its own.
         """
         return None
 

@@ -102,6 +102,9 @@ class Shard:
         return items[self.rank :: self.num_replicas]
 
 
+_WHOLE: Final = Shard()
+
+
 class SamplerEpochs:
     """The samplers of a loader on which programs set the epoch.
 
@@ -173,12 +176,12 @@ class BatchPlan:
             )
         self.size = 1 if self.single or batch_size is None else batch_size
         self.drop_last = drop_last
-        self.shard = shard or Shard()
+        self.shard = shard or _WHOLE
         self.rank, self.num_replicas = self.shard.rank, self.shard.num_replicas
         self._fingerprinted: tuple[object, ...] = (source,)
         if own is None:
             if (distributed := distributed_sampler_of(source)) is not None:
-                self.shard = Shard()
+                self.shard = _WHOLE
                 self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
             inner = getattr(source, "sampler", None)
             if isinstance(inner, Iterable):
@@ -373,7 +376,7 @@ class ShownSamplers(NamedTuple):
             if default or _sharding_of(self.cut) is not None:
                 batched, shown = False, self.cut
                 size, drop_last = self.batch_size, bool(self.drop_last)
-        items, shard = _sharding_of(shown, uneven_ranks) or (shown, Shard())
+        items, shard = _sharding_of(shown, uneven_ranks) or (shown, _WHOLE)
         return BatchPlan(items, batched, size, drop_last, shard, shown)
 
 
@@ -472,7 +475,7 @@ def _sharding_of(sampler: Any, uneven_ranks: UnevenRanks = "pad") -> tuple[Any, 
     if is_share(sampler):
         return sampler.source, sampler.shard
     if isinstance(sampler, ComputedOrder):
-        return sampler, Shard()
+        return sampler, _WHOLE
     if type(sampler) is not DistributedSampler:
         return None
     data: Any = sampler.dataset
