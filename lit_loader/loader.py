@@ -24,6 +24,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from itertools import compress
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
@@ -119,16 +120,15 @@ def _from(module: str, name: str = "", given: Callable[..., Any] | None = None) 
 
 
 def _of_divided_stream(core: LoaderCore, made: Pass) -> tuple[LoaderCore, Pass] | None:
-    return (core, made) if core.iterable and core.replica[1] > 1 else None
+    return (core, made) if core.replica[1] > 1 else None
 
 
 def _of_threads(core: LoaderCore, made: Pass) -> tuple[LoaderCore, Pass] | None:
     return (core, made) if core.loader.worker_method == "thread" else None
 
 
-def _of_pinning(core: LoaderCore) -> tuple[str, Callable[..., None]] | None:
-    loader = core.loader
-    return (loader.pin_memory_device, core.warn_once) if loader.pin_memory else None
+def _of_pinning(core: LoaderCore) -> tuple[str, Callable[..., None]]:
+    return core.loader.pin_memory_device, core.warn_once
 
 
 def _of_remote(core: LoaderCore) -> tuple[RayWorkers] | None:
@@ -191,7 +191,7 @@ class _AddOns(Seams):
     def advice(self, core: LoaderCore) -> Iterable[str]:
         loader = core.loader
         threads = loader.num_workers if loader.worker_method == "thread" else 0
-        if max(loader.read_threads, threads) > 1:
+        if loader.read_threads > 1 or threads > 1:
             from lit_loader.diagnostics.fork_dangers import thread_dangers
 
             yield from thread_dangers(core.dataset)
@@ -201,7 +201,7 @@ class _AddOns(Seams):
             yield from advice_before_epoch(core)
 
     def idle(self, core: LoaderCore) -> str | None:
-        if core.shards is None or core.auto is not None:
+        if core.auto is not None or core.shards is None:
             return None
         from lit_loader.streams.advice import advice_if_idle
 
@@ -209,7 +209,7 @@ class _AddOns(Seams):
 
     def position(self, core: LoaderCore, start: Position) -> PassPosition:
         if not core.iterable:
-            return super().position(core, start)
+            return PassPosition(start)
         from lit_loader.streams.stream_position import StreamPosition
 
         return StreamPosition(start, core.readers)
@@ -253,11 +253,12 @@ class _NumWorkers:
 
     def __get__(self, loader: object, owner: type) -> int:
         own = {} if loader is None else vars(loader)
-        if "num_workers" not in own:  # of the class; or a wrapper's own __getattr__ may know it
+        number = own.get("num_workers")
+        if number is None:  # of the class; or a wrapper's own __getattr__ may know it
             raise AttributeError(f"{owner.__name__!r} object has no attribute 'num_workers'")
-        if "_core" in own and own["_core"].auto is not None:
+        if number == "auto" and "_core" in own:
             return own["_core"].auto.setting.workers  # type: ignore[no-any-return]
-        return own["num_workers"]  # type: ignore[no-any-return]
+        return number  # type: ignore[no-any-return]
 
     def __set__(self, loader: object, value: int | Literal["auto"]) -> None:
         core = vars(loader).get("_core")
@@ -467,8 +468,10 @@ class DataLoader(_TorchLoader[T_co]):
             from lit_loader.streams.datapipes import set_shuffle
 
             shuffle = None if set_shuffle(dataset, shuffle) else shuffle
-        options = zip(DEFAULTS, _options_in(locals()), strict=True)
-        config = LoaderConfig(**dict(options)).with_ranks()
+        values = _options_in(locals())
+        given = map(operator.is_not, values, DEFAULTS.values())
+        config = LoaderConfig(**dict(compress(zip(DEFAULTS, values, strict=True), given)))
+        config = config.with_ranks()
         if iterable:
             from lit_loader.streams.advice import check_split_once
 
@@ -509,9 +512,10 @@ class DataLoader(_TorchLoader[T_co]):
         else:  # a subclass may see to them
             for name, value in shown.items():
                 setattr(self, name, value)
-        self._core = LoaderCore(self, seeds, replica, config.num_shards, seams)
-        self._core.set_auto(config.num_workers == "auto")
-        self.__initialized = True
+        core = vars(self)["_core"] = LoaderCore(self, seeds, replica, config.num_shards, seams)
+        core.set_auto(config.num_workers == "auto")
+        core.make_plan()
+        vars(self)["_DataLoader__initialized"] = True
         self.check_worker_number_rationality()
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -643,6 +647,8 @@ class DataLoader(_TorchLoader[T_co]):
         return whole + (1 if rest and not self.drop_last else 0)
 
     def __iter__(self) -> LoaderIterator[Any]:
+        if not self.persistent_workers:
+            return self._get_iterator()
         token = ITERATED.set(weakref.ref(self._core))  # a signal's handler may let it stay set
         try:
             return self._get_iterator()

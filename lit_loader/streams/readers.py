@@ -14,7 +14,6 @@ worker of each rank reads one shard, of the dataset that it has.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from typing import Any, Final
 
@@ -153,7 +152,7 @@ class Readers:
         assert self._seeds is not None
         spec, found, self._found = self._spec, self._found, None
         if self._copies is not None:
-            spec, found = dataclasses.replace(spec, dataset=self._copies.make()), None
+            spec, found = spec._replace(dataset=self._copies.make()), None
         reader = Reader(spec, self._shares[place], self._meters[place], found)
         reader.enter(self._seeds)
         return reader

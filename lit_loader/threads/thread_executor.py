@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import queue
@@ -91,7 +90,7 @@ class ThreadExecutor(Executor):
             _check_stream(spec.dataset)
         found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn).generators
         shared = frozenset(id(generator) for _, generator in found)
-        self.spec = dataclasses.replace(spec, shared_generators=shared)
+        self.spec = spec._replace(shared_generators=shared)
         self.seed = made.seeds.seed >> 1
         self.readers = core.readers
         self.lanes = [_Lane() for _ in range(self.readers)]

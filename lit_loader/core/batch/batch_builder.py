@@ -68,36 +68,37 @@ class BatchBuilder:
     where they are known for the first pass: they are not searched for again.
     """
 
+    held = NONE_HELD
+    samples = 0  # of the batch made last
+    _fetcher: MapFetcher | None = None
+    _seeds = PassSeeds(0)  # of the pass
+    _seeded: tuple[int, ...] = ()  # what was seeded for last
+    _pool: ReadPool | None = None
+
     def __init__(
         self, spec: BatchSpec, worker: int = 0, num_readers: int = 1, found: Found | None = None
     ) -> None:
         self._spec = spec
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         self._collates_into_slot = spec.default_collation
-        self._fetcher: MapFetcher | None = None
         self._found = found
-        self.held = NONE_HELD
         # None: nothing draws from the global generators, so they are not seeded.
         self.seed_globals: Callable[[int], object] | None = seed_globals
-        self._seeded: tuple[int, ...] = ()  # what was seeded for last
         self.rng = BatchRng(spec.size, spec.rank, spec.num_replicas)
         self._notes: list[str] = []
         tolerance = spec.tolerance
         self._attempts = None if tolerance is None else tolerance.attempts(self._attempt)
-        self._pool: ReadPool | None = None
         if spec.read_threads > 1:
             from lit_loader.core.batch.read_pool import ReadPool
 
             self._pool = ReadPool(spec, self)
-        # In threads no sample can have the generators to itself.
-        self._seeds_samples = spec.per_sample and self._pool is None
+        per_sample, threads = spec.per_sample, self._pool is not None
+        self._seeds_samples = per_sample and not threads  # no thread has the generators to itself
         # Whether samples have drawn what collate_fn must not depend on.
-        self._seeds_collation = spec.per_sample or self._pool is not None
+        self._seeds_collation = per_sample or threads
         self._table = spec.table()
         # Whether batches are made by `take`, as far as indices allow.
         self.reads_table = self._table is not None
-        self._seeds = PassSeeds(0)  # of the pass
-        self.samples = 0  # of the batch made last
 
     def whose(self, number: int) -> ReaderShare | None:
         """Return whose turn a batch is; None: readers have no numbers of their own."""
@@ -230,8 +231,10 @@ class BatchBuilder:
     def _announce_epoch(self) -> None:
         """Tell the dataset its epoch if the program has told the loader one."""
         seeds = self._seeds
+        if seeds.dataset_epoch == UNTOLD:
+            return
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
-        if seeds.dataset_epoch != UNTOLD and callable(set_epoch):
+        if callable(set_epoch):
             self.rng.begin(seeds.seed, BEGINNING)
             self._seed(BEGINNING, SET_EPOCH)
             set_epoch(seeds.dataset_epoch)
@@ -249,7 +252,7 @@ class BatchBuilder:
             pairs = tuple(pair for pair in mine if id(pair[1]) not in spec.shared_generators)
         elif self._pool is not None:
             self._pool.draws = SharedDraws(pairs)
-        self.held = HeldGenerators(pairs, spec.held, self._seeds)
+        self.held = HeldGenerators(pairs, spec.held, self._seeds) if pairs else NONE_HELD
         if spec.reseed_fn is not None:
             return
         for path, generator in found.generators:

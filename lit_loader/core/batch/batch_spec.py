@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -82,8 +81,7 @@ class TorchModes(NamedTuple):
             yield
 
 
-@dataclass(eq=False)
-class BatchSpec:
+class BatchSpec(NamedTuple):
     """All that is needed to make batches; goes to every worker."""
 
     dataset: Any

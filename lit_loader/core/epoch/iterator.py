@@ -35,6 +35,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # reach: torch: bas
 from lit_loader.core.epoch.pass_tasks import MapTasks, PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.executors.executor import Executor, FewerWorkers, Outcome, PoolClosed, Workers
+from lit_loader.core.executors.inline import Inline
 from lit_loader.core.seeding.loader_seeds import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION
@@ -170,8 +171,8 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
     def _begin(self) -> PassTasks:
         """Begin the pass."""
         core, made = self._core, self.begin_pass()
-        self._tail = core.seams.end_policy(core, made)
         if made.batches is None:
+            self._tail = core.seams.end_policy(core, made)
             self._tasks = core.seams.stream_tasks(core, made, self._lines == 1)
         else:
             self._tasks = MapTasks(made, core.next_epoch_tasks(made))
@@ -353,8 +354,6 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
         """Attach an executor and resubmit all outstanding tasks."""
         core, made = self._core, tasks.made
         if self._here:
-            from lit_loader.core.executors.inline import Inline
-
             found, made.found = made.found, None  # later the dataset may hold others
             spec = core.spec(made)
             inline = self._executor = Inline(spec, self._pin, made.seeds, found)

@@ -83,6 +83,19 @@ class LoaderCore:
     own under such names.
     """
 
+    dataset: Any = None  # as the iterator made last has found it
+    iterable = True  # whether it is an iterable one: it has no plan
+    _planned_for = _UNPLANNED
+    passes: Passes  # since the plan was made
+    options: PassOptions  # of the iterator made last
+    promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
+    auto: AutoWorkers | None = None  # with ``num_workers="auto"``
+    # How many numbers the last iterator has drawn; None: none was made.
+    _drawn_last: int | None = None
+    # What `start` has begun, and what was before it.
+    _started: tuple[LoaderIterator[object], Passes] | None = None
+    _kept_draw: int | None = None  # of a start that was forgotten
+
     def __init__(
         self,
         loader: Any,
@@ -92,19 +105,11 @@ class LoaderCore:
         seams: Seams,
     ) -> None:
         self.seeds, self.seams = seeds, seams
-        self.dataset: Any = None  # as the iterator made last has found it
-        self.iterable = True  # whether it is an iterable one: it has no plan
         # This process's number among those that share the data, and how many they are.
         self.given_replica, self.replica = replica, replica or (0, 1)
         # Which shards of an iterable dataset are this rank's; None: each worker is one.
         self.shards = None if shards is None else Shards(*self.replica, shards)
-        self._planned_for = _UNPLANNED
-        self.passes: Passes  # since the plan was made
-        self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
-        self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
         self._warnings_given: set[str] = set()
-        # How many numbers the last iterator has drawn; None: none was made.
-        self._drawn_last: int | None = None
         self.begin_in_this_process(loader)
 
     def begin_in_this_process(self, loader: Any) -> None:
@@ -112,11 +117,7 @@ class LoaderCore:
         self._loader = weakref.ref(loader)
         self._lock, self.pid = threading.RLock(), os.getpid()
         self.keeper, self.log = WorkerKeeper(self), BatchLog()
-        self.options: PassOptions  # of the iterator made last
         self.of_process: dict[str, Any] = {}  # what add-ons keep, by their names
-        # What `start` has begun, and what was before it.
-        self._started: tuple[LoaderIterator[object], Passes] | None = None
-        self._kept_draw: int | None = None  # of a start that was forgotten
 
     def __getstate__(self) -> dict[str, object]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
@@ -214,10 +215,10 @@ class LoaderCore:
     def follow_samplers(self) -> None:
         """Make the plan again, for the next pass, if the samplers have been changed."""
         loader = self.loader
-        shown = ShownSamplers.of(loader.sampler, loader.batch_sampler)
-        if shown.is_same(self._planned_for):
+        samplers = loader.sampler, loader.batch_sampler
+        if self._planned_for.is_of(*samplers):
             return
-        plan = None
+        plan, shown = None, ShownSamplers.of(*samplers)
         if not isinstance(self.dataset, IterableDataset):
             batches = shown.batch_sampler
             given = distributed_sampler_of(shown.sampler if batches is None else batches)
@@ -239,15 +240,16 @@ class LoaderCore:
             return begun
         if loader.persistent_workers and ITERATED.get()() is not self:
             self.keeper.renew()
-        self.options = options = PassOptions.of(loader)
-        self.dataset = options.dataset
+        self.options = PassOptions.of(loader)
+        self.dataset = self.options.dataset
         check_dataset(self.dataset, loading=True)
         self.follow_samplers()
-        pin, passes = self.seams.pin_memory(self), self.passes
-        remote_workers = self.remote_workers
+        pin = self.seams.pin_memory(self) if loader.pin_memory else None
+        passes, remote_workers = self.passes, self.remote_workers
         if remote_workers:
             self.log.first_remote = MOST_WORKERS
-        self.warn_once(self.seams.idle(self))
+        if self.shards is not None:
+            self.warn_once(self.seams.idle(self))
         workers = loader.num_workers or remote_workers
         drawn, self._kept_draw = self._kept_draw, None
         passes.find_generator()
@@ -270,10 +272,10 @@ class LoaderCore:
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if type(sampler) is BatchSampler:
             sampler = sampler.sampler
-        shuffles = isinstance(sampler, RandomSampler) and sampler.generator is None
-        shuffles = shuffles and not self.passes.shares_data
+        if not isinstance(sampler, RandomSampler) or sampler.generator is not None:
+            return 1
         starts = self._drawn_last is None or not (loader.persistent_workers and workers)
-        return max(1, int(starts) + int(shuffles))
+        return 2 if starts and not self.passes.shares_data else 1
 
     def draw_again(self) -> None:
         """Move torch's generator, which was restored, as far as the last iterator has."""
@@ -309,21 +311,22 @@ class LoaderCore:
         """Begin the pass that comes next; called by an iterator at its first ``next()``."""
         for advice in self.seams.advice(self):
             self.warn_once(advice)
-        plan = self.plan
-        ordered = plan is not None and plan.is_computed and not plan.is_shuffled
-        if self.seeds.lacks_seed and not ordered:
+        plan, seeds, options = self.plan, self.seeds, self.options
+        if seeds.lacks_seed and not (
+            plan is not None and plan.is_computed and not plan.is_shuffled
+        ):
             self.warn_once(
                 f"the data is divided among {self.replica[1]} processes outside of a "
                 "torch.distributed job, so they cannot agree on a seed, and seed 0 is used. "
                 "Pass the same seed= in each of them [LL336]"
             )
-        options = self.options
         roots = self.dataset, options.collate_fn, options.worker_init_fn
         found = find_generators(*roots, sharing=self.loader.persistent_workers)
-        # generator= may be a global of the dataset's module. Nothing more is drawn from it: the
-        # seed of its pass decides what it yields there.
-        own = None if self.seeds.seed is not None else self.seeds.generator
-        held = [each for each in found.generators if own is None or each[1] is not own]
+        held = found.generators
+        if held and seeds.seed is None:
+            # generator= may be a global of the dataset's module. Nothing more is drawn from it: the
+            # seed of its pass decides what it yields there.
+            held = tuple(each for each in held if each[1] is not seeds.generator)
         position = functools.partial(self.seams.position, self)
         made = self.passes.begin(iterator, held, position, self.keeper.pool is not None)
         made.found = found

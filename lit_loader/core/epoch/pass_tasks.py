@@ -51,6 +51,9 @@ class PassTasks:
     """
 
     reads_streams = False
+    given: int | None = None
+    is_drawn = False
+    error: Exception | None = None
     next_task: Callable[[], Task | None]  # which is outstanding from now on; None: there is none
     took: Callable[[Outcome], None]  # notes that an outcome is about to be given out
     restart: Callable[[int], None]  # gives a task that was lost again
@@ -60,9 +63,6 @@ class PassTasks:
         self.made, self.place, self.ahead = made, made.position, ahead
         self.tasks: dict[int, Task] = {}
         self.arrived: dict[int, Outcome] = {}
-        self.given: int | None = None
-        self.is_drawn = False
-        self.error: Exception | None = None
         self.again: deque[int] = deque()
 
     def settle(self) -> None:
@@ -100,6 +100,8 @@ class PassTasks:
 class MapTasks(PassTasks):
     """Tasks of a map-style dataset: what the sampler draws."""
 
+    _failed_at = -1  # the batch in whose place the sampler raised last
+
     def __init__(self, made: Pass, ahead: NextEpochTasks | None) -> None:
         super().__init__(made, ahead)
         assert made.batches is not None
@@ -108,7 +110,6 @@ class MapTasks(PassTasks):
         self._at, self._epoch = start.batches, made.epoch
         self._first = task_number(self._epoch, 0)
         self._before = start.ahead  # given out before, by whoever took the state
-        self._failed_at = -1  # the batch in whose place the sampler raised last
 
     def next_task(self) -> Task | None:
         """Draw the next task, unless one is to be given again."""

@@ -31,6 +31,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing.context import BaseContext
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -108,25 +109,26 @@ class Passes:
     ``shares_data``: several ranks read parts of it, and must have the same order.
     """
 
+    plan: BatchPlan | None = None  # another one counts from the next pass on
+    shares_data = False
+    current: Pass | None = None
+    commits = False  # whether commit() is used at all
+    _set: int | None = None  # the epoch that set_epoch has chosen
+    _next = 0  # the epoch that comes next, if none is set
+    _loaded: Position | None = None  # where the next pass begins
+    _left = False  # whether the training loop has ended the loaded pass
+    # After a resume: the seed to be mixed into those that are drawn, unless the generator is found
+    # where the state says.
+    mixed: int | None = None
+    _expected = 0
+    _unset_sharded = 0  # passes of shared data since the epoch was set
+
     def __init__(self, seeds: LoaderSeeds) -> None:
-        self.plan: BatchPlan | None = None  # another one counts from the next pass on
         self.seeds = seeds
-        self.shares_data = False
-        self.current: Pass | None = None
-        self.commits = False  # whether commit() is used at all
-        self._set: int | None = None  # the epoch that set_epoch has chosen
-        self._next = 0  # the epoch that comes next, if none is set
         # Passes of each epoch that have begun.
         self._repeats: defaultdict[int, int] = defaultdict(int)
-        self._loaded: Position | None = None  # where the next pass begins
-        self._left = False  # whether the training loop has ended the loaded pass
         self._own: dict[str, int] = {}
         self.newest: Callable[[], LoaderIterator[Any] | None] = _nobody  # which may not have begun
-        # After a resume: the seed to be mixed into those that are drawn, unless the generator
-        # is found where the state says.
-        self.mixed: int | None = None
-        self._expected = 0
-        self._unset_sharded = 0  # passes of shared data since the epoch was set
 
     def of_copy(self, seeds: LoaderSeeds) -> Passes:
         """Return those of a copy of the loader, which continues from here by itself."""
@@ -228,7 +230,7 @@ class Passes:
         # Whether the pass's seed takes the place of held generators' own ones.
         seeded = nested or self.seeds.seed is not None
         own = self._own = self._own_seeds(held, seeded)
-        resumed = self._taken_over(epoch)
+        resumed = None if self._loaded is None else self._taken_over(self._loaded, epoch)
         if resumed is None:
             start = self._start(epoch, iterator.drawn, own)
             self._warn_of_equal_orders(epoch)
@@ -242,12 +244,13 @@ class Passes:
             numbers = tuple(own[path] for path, _ in held if path in own)
             start = start._replace(generators=numbers)
         batches: PassBatches | None = None
-        if self.plan is not None and self.plan.is_computed:
-            batches = ComputedBatches(self.plan, start)
-        elif self.plan is not None:
+        plan = self.plan
+        if plan is not None and plan.is_computed:
+            batches = ComputedBatches(plan, start)
+        elif plan is not None:
             from lit_loader.core.sampling.sampler_batches import SamplerBatches  # of the user's
 
-            batches = SamplerBatches(self.plan, start, resumed=self._loaded is not None)
+            batches = SamplerBatches(plan, start, resumed=self._loaded is not None)
         made = Pass(seeds, batches, make_position(start), own, resumed, weakref.ref(iterator))
         if before is not None and before.committed is not None and before.is_ahead:
             # A loop that takes a batch ahead has not used the last ones of the pass before.
@@ -256,8 +259,8 @@ class Passes:
         self._loaded, self._left, self._expected = None, False, 0
         if self._set is None:
             self._next = epoch if self.shares_data else epoch + 1
-        if self.plan is not None:
-            self.plan.epochs.show(epoch)
+        if plan is not None:
+            plan.epochs.show(epoch)
         if before is None or not self._is_running(before):
             self.current = made
         return made
@@ -275,7 +278,8 @@ class Passes:
             return position
         if self.seeds.replicas > 1 or (position.root and position.root.kind != "after"):
             return position
-        return self._rooted(position, self._drawn_root(newest.drawn))  # which the next pass has
+        root = self._drawn_root(newest.drawn)  # which the next pass has
+        return position._replace(root=root, **self._known())
 
     def _now(self) -> Position:
         loaded, one = self._loaded, self.current
@@ -286,10 +290,10 @@ class Passes:
             return self._following(one) if position.ended and not one.within else position
         if loaded is None:
             seed = self.seeds.seed
-            return self._before(self.epoch(), None if seed is None else Root(seed, "base"))
+            return self._before(self.epoch(), None if seed is None else Root(seed, "base"), None)
         if self.epoch() == loaded.epoch:
             return loaded
-        return self._before(self.epoch(), loaded.root, generators=loaded.generators)
+        return self._before(self.epoch(), _after(loaded), None, generators=loaded.generators)
 
     def foresee(self, one: Pass) -> tuple[PassSeeds, Position] | None:
         """Return seeds and start of the pass after this one; None: nobody knows its seed yet.
@@ -303,10 +307,9 @@ class Passes:
 
     # --- inside ---
 
-    def _taken_over(self, epoch: int) -> Position | None:
+    def _taken_over(self, loaded: Position, epoch: int) -> Position | None:
         """Return the loaded position, if the next pass, of this epoch, continues it."""
-        loaded = self._loaded
-        if loaded is None or not loaded.has_begun:
+        if not loaded.has_begun:
             return None
         if epoch == loaded.epoch:
             return loaded
@@ -322,7 +325,7 @@ class Passes:
             from lit_loader.core.sampling.sampler_batches import SamplerBatches
 
             sampler = SamplerBatches(self.plan, loaded, resumed=True).after()
-        self._loaded = self._before(epoch, loaded.root, sampler, loaded.generators)
+        self._loaded = self._before(epoch, _after(loaded), sampler, generators=loaded.generators)
         return None
 
     def _start(self, epoch: int, drawn: int | None, held: dict[str, int]) -> Position:
@@ -330,7 +333,7 @@ class Passes:
         base, loaded = self.seeds.base(drawn, held), self._loaded
         root = self._drawn_root(drawn) if base is None else Root(base, "base")
         sampler = None if loaded is None else loaded.sampler
-        return self._rooted(self._before(epoch, None, sampler), root)
+        return self._before(epoch, root, sampler, **self._known())
 
     def _drawn_root(self, drawn: int | None) -> Root:
         seed = self.seeds.draw(1) if drawn is None else drawn
@@ -339,28 +342,19 @@ class Passes:
             seed = derive(self.mixed, seed)
         return Root(seed & _MASK, "seed")
 
-    def _rooted(self, before: Position, root: Root) -> Position:
-        """Return the start of a pass, of the place before it."""
-        loaded = self._loaded
-        return before._replace(
-            root=root,
-            distributed=None if self.plan is None else self.plan.distributed,
-            told=self._set is not None or (loaded is not None and loaded.told),
-        )
+    def _known(self) -> dict[str, Any]:
+        """Return what is known of the next pass besides its seed, for a `Position`."""
+        plan, loaded = self.plan, self._loaded
+        told = self._set is not None or (loaded is not None and loaded.told)
+        return {"distributed": None if plan is None else plan.distributed, "told": told}
 
     def _before(
-        self,
-        epoch: int,
-        root: Root | None,
-        sampler: Mapping[str, object] | None = None,
-        generators: tuple[int, ...] = (),
+        self, epoch: int, root: Root | None, sampler: Mapping[str, object] | None, **parts: Any
     ) -> Position:
-        """Return the place before the next pass of an epoch; ``root`` is that of the one before."""
-        if root is not None and root.kind == "seed":
-            root = Root(root.seed, "after")
+        """Return the start of an epoch's next pass, or the place before it, as ``root`` says."""
         repeat = self._repeats[epoch]
         order_repeat = 0 if self.shares_data else repeat
-        return Position(epoch, root, repeat, order_repeat, sampler=sampler, generators=generators)
+        return Position(epoch, root, repeat, order_repeat, sampler=sampler, **parts)
 
     def _following(self, one: Pass) -> Position:
         """Return the place before the pass after one that has ended."""
@@ -370,7 +364,7 @@ class Passes:
         elif epoch == start.epoch:  # a program that has set it is expected to set the next one
             epoch += 1
         sampler = None if one.batches is None else one.batches.at_end()
-        return self._before(epoch, start.root, sampler, start.generators)
+        return self._before(epoch, _after(start), sampler, generators=start.generators)
 
     def _seeds_of(self, start: Position, tells: bool, seeded: bool) -> PassSeeds:
         """Return what a pass draws from; see `begin`."""
@@ -379,12 +373,14 @@ class Passes:
         alike = self.shares_data
         if self.plan is None and distributed.is_available() and distributed.is_initialized():
             alike = True
-        number = derive(start.epoch, 0 if alike else start.repeat) >> 1
+        number = _ordinal(start.epoch, 0 if alike else start.repeat) >> 1
         told = start.epoch if start.told and tells else UNTOLD
         return PassSeeds(start.seed, number, int(seeded), told)
 
     def _own_seeds(self, found: Sequence[tuple[str, object]], seeded: bool) -> dict[str, int]:
         known, loaded = self._own, self._loaded
+        if not found and loaded is None:
+            return known
         if loaded is not None and loaded.generators and not seeded:
             if len(loaded.generators) == len(found):
                 known = dict(zip((path for path, _ in found), loaded.generators, strict=True))
@@ -449,6 +445,12 @@ class Passes:
                 )
 
 
+def _after(place: Position) -> Root | None:
+    """Return what the place before the next pass has for its root, behind a pass with this one."""
+    root = place.root
+    return root if root is None or root.kind != "seed" else Root(root.seed, "after")
+
+
 def _is_nested() -> bool:
     """Whether a sample of another loader, which this thread is building, iterates this one.
 
@@ -462,6 +464,9 @@ def _is_nested() -> bool:
 
 
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
+
+# Most passes are the first one of an early epoch.
+_ordinal: Final = lru_cache(maxsize=64)(derive)
 
 
 class PassOptions(NamedTuple):
@@ -488,7 +493,7 @@ class PassOptions(NamedTuple):
     @classmethod
     def of(cls, loader: Any) -> PassOptions:
         """Read the options of a loader."""
-        return cls(*_read(loader))
+        return tuple.__new__(cls, _read(loader))
 
     @property
     def of_batches(self) -> dict[str, Any]:

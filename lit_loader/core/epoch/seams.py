@@ -52,7 +52,10 @@ class Seams:
         return ()
 
     def idle(self, core: LoaderCore) -> str | None:
-        """Say, when an iterator is made, that workers would have nothing to do; None: they have."""
+        """Say that workers would have nothing to do; None: they have.
+
+        Asked when an iterator over data with ``num_shards`` is made.
+        """
         return None
 
     def position(self, core: LoaderCore, start: Position) -> PassPosition:
@@ -66,7 +69,7 @@ class Seams:
     def end_policy(self, core: LoaderCore, made: Pass) -> ShardTail | None:
         """Return what decides on a stream's end.
 
-        Asked when an iterator begins a `Pass`; None: each rank comes to its own.
+        Asked when an iterator begins a `Pass` of one; None: each rank comes to its own.
         """
         return None
 
@@ -75,7 +78,7 @@ class Seams:
         return None
 
     def pin_memory(self, core: LoaderCore) -> Pinning | None:
-        """Return what copies batches into pinned memory; None: nothing does."""
+        """Return what copies batches into pinned memory, if that is asked for; None: nothing."""
         return None
 
     def executor(self, core: LoaderCore, made: Pass) -> Executor | None:

@@ -32,14 +32,15 @@ __all__ = ["WorkerKeeper"]
 class WorkerKeeper:
     """The workers of one loader in one process; ``core`` is the loader's."""
 
+    pool: WorkerPool | None = None  # the persistent workers
+    _started_with: PassOptions  # what these were started with
+    _begun: NextEpochTasks | None = None  # what the workers are at for the next epoch
+    resizes = 0  # how often the number of workers was changed while they live
+
     def __init__(self, core: LoaderCore) -> None:
         self._core = weakref.ref(core)
-        self.pool: WorkerPool | None = None  # the persistent workers
-        self._started_with: PassOptions  # what these were started with
-        self._begun: NextEpochTasks | None = None  # what the workers are at for the next epoch
         # The iterators with workers that are alive.
         self.runs: weakref.WeakSet[LoaderIterator[object]] = weakref.WeakSet()
-        self.resizes = 0  # how often the number of workers was changed while they live
 
     @property
     def core(self) -> LoaderCore:

@@ -33,16 +33,17 @@ class Inline(Executor):
         self._pin, self._iterable = pin, spec.iterable
         self._tasks: deque[Task] = deque()
         self._progress = Progress()
-        self._builder = builder_of(spec, found=found)
-        self._builder.enter(seeds)
+        self._builder = builder = builder_of(spec, found=found)
+        builder.enter(seeds)
         self._draws = draws_of(spec.dataset, spec.collate_fn)
-        self._always = spec.per_sample or spec.reseed_fn is not None
-        if spec.iterable or spec.read_threads > 1 or self._always:
+        always = spec.per_sample or spec.reseed_fn is not None
+        if spec.iterable or spec.read_threads > 1 or always:
             # At once: the builder is in cycles.
-            end = self._builder.begin_epoch if spec.iterable else self._builder.end
+            end = builder.begin_epoch if spec.iterable else builder.end
             weakref.finalize(self, end).atexit = False
-        self._always |= self._builder.reads_table  # only where it failed to: nothing is locked
-        self.draws = not self._builder.reads_table
+        self.draws = not builder.reads_table
+        # A table only where it cannot be read as one: nothing is locked.
+        self._always = always or builder.reads_table
 
     def submit(self, task: Task) -> None:
         """Keep the task until `receive`."""

@@ -10,7 +10,6 @@ Used by `core/executors/main.py`, and by workers elsewhere; they differ in how b
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +61,7 @@ class WorkerSetup:
                     kept = {
                         path: held[path] for path in held if before.get(path) == after.get(path)
                     }
-                    spec = self.spec = dataclasses.replace(spec, held=kept)
+                    spec = self.spec = spec._replace(held=kept)
             where = "while its dataset was copied"
             if spec.shards is not None:
                 reading().shard_asked = NOBODY  # by a worker, not by a reader

@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import itertools
 import math
 import numbers
 import operator
@@ -42,6 +41,9 @@ def refuse(name: str, constraint: str, value: object) -> NoReturn:
     raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
 
 
+_OWN: Final = frozenset({bool, int, float, str})
+
+
 def plain(value: Any) -> Any:
     """Return a single value as Python's own bool, int, float or str; anything else as it is.
 
@@ -49,8 +51,10 @@ def plain(value: Any) -> Any:
     state with any of NumPy's types in it. Arrays and tensors without dimensions are single values;
     so is a string of a subclass, as NumPy's and those of enumerations are.
     """
+    if type(value) in _OWN:
+        return value
     if isinstance(value, str):
-        return value if type(value) is str else str.__str__(value)
+        return str.__str__(value)
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
         try:
             return value.item()
@@ -111,7 +115,8 @@ def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Ini
 
     @functools.wraps(init)  # whose signature is shown, and completed by editors
     def checked(*args: object, **kwargs: object) -> None:
-        known_options(kwargs, known, elsewhere=elsewhere)
+        if not kwargs.keys() <= known.keys():
+            known_options(kwargs, known, elsewhere=elsewhere)
         init(*args, **kwargs)
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
@@ -138,9 +143,9 @@ def checks_options(kind: type[_T], prefix: str = "") -> type[_T]:
             del options["self"]
         values = vars(self)  # past its __setattr__, which refuses
         values.update(defaults)
-        changed = map(operator.is_not, options.values(), map(defaults.get, options))
-        for name, value in itertools.compress(options.items(), changed):
-            values[name] = fields[name].metadata["check"](prefix + name, value)
+        for name, value in options.items():
+            if value is not defaults[name]:
+                values[name] = fields[name].metadata["check"](prefix + name, value)
         check_together(self)
 
     kind.__init__ = checked  # type: ignore[method-assign]
@@ -174,17 +179,17 @@ def whole_number(
 
     It may be anything that can be an index, NumPy's integers too.
     """
-    constraint = f"a whole number{of and f' ({of})'}"
-    constraint += "" if low is None else f" of at least {low}"
-    constraint += "" if below == math.inf else f" and below {below}"
-    value = plain(value)
-    if isinstance(value, bool):
-        refuse(name, constraint, value)
-    try:
-        number = operator.index(value)
-    except TypeError:
-        refuse(name, constraint, value)
-    if number < (number if low is None else low) or number >= below:
+    number: int | None
+    number = value = plain(value)
+    if type(value) is not int:
+        try:
+            number = None if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            number = None
+    if number is None or (low is not None and number < low) or number >= below:
+        constraint = f"a whole number{of and f' ({of})'}"
+        constraint += "" if low is None else f" of at least {low}"
+        constraint += "" if below == math.inf else f" and below {below}"
         refuse(name, constraint, value)
     return number
 

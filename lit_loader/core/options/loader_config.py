@@ -170,10 +170,12 @@ class LoaderConfig:
 
     def _changed(self, names: Iterable[str]) -> Iterator[str]:
         """Yield those of these options that differ from their defaults."""
+        values = vars(self)
         for name in names:
-            value, default = getattr(self, name), DEFAULTS[name]
-            # An array would be compared by element.
-            if value is not default and not (isinstance(value, _PLAIN) and value == default):
+            value, default = values[name], DEFAULTS[name]
+            if value is default:
+                continue
+            if not (isinstance(value, _PLAIN) and value == default):  # not by element, of an array
                 yield name
 
     def _refuse(self, conflicts: Iterator[tuple[str, ...]]) -> None:

@@ -25,7 +25,6 @@ when a plan was made, and rebuilds the plan if that has changed.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -103,6 +102,9 @@ class Shard:
         return items[self.rank :: self.num_replicas]
 
 
+_WHOLE: Final = Shard()
+
+
 class SamplerEpochs:
     """The samplers of a loader on which programs set the epoch.
 
@@ -110,7 +112,7 @@ class SamplerEpochs:
     attribute ``epoch`` counts, as with torch's ``DistributedSampler``.
     """
 
-    def __init__(self, *samplers: Any) -> None:
+    def __init__(self, samplers: Iterable[Any]) -> None:
         self._samplers = [s for s in samplers if callable(getattr(s, "set_epoch", None))]
 
     def asked(self) -> int | None:
@@ -150,6 +152,9 @@ class BatchPlan:
     is not sharded again. ``shown``: the sampler in whose place the source stands.
     """
 
+    # What the sampler's generator was seeded with when the loader was made.
+    generator_seed: int | None = None
+
     def __init__(
         self,
         source: Iterable[object],
@@ -171,20 +176,20 @@ class BatchPlan:
             )
         self.size = 1 if self.single or batch_size is None else batch_size
         self.drop_last = drop_last
-        self.shard = shard or Shard()
+        self.shard = shard or _WHOLE
         self.rank, self.num_replicas = self.shard.rank, self.shard.num_replicas
-        if (distributed := distributed_sampler_of(self.source)) is not None:
-            self.shard = Shard()
-            self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
-        inner = getattr(source, "sampler", None)
-        inner = inner if isinstance(inner, Iterable) else None
-        self._fingerprinted = [each for each in (source, inner) if each is not None]
-        self.epochs = SamplerEpochs(shown, source, inner)
-        generator = generator_of(source)
-        # What the sampler's generator was seeded with when the loader was made.
-        self.generator_seed: int | None = None
-        if generator is not None and isinstance(generator, torch.Generator):
-            self.generator_seed = generator.initial_seed()
+        self._fingerprinted: tuple[object, ...] = (source,)
+        if own is None:
+            if (distributed := distributed_sampler_of(source)) is not None:
+                self.shard = _WHOLE
+                self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
+            inner = getattr(source, "sampler", None)
+            if isinstance(inner, Iterable):
+                self._fingerprinted = source, inner
+            if isinstance(generator := generator_of(source), torch.Generator):
+                self.generator_seed = generator.initial_seed()
+        samplers = self._fingerprinted if shown is source else (shown, *self._fingerprinted)
+        self.epochs = SamplerEpochs(samplers)
         self.fingerprint()  # one that cannot be part of a state is refused at once
 
     def fingerprint(self) -> Fingerprint:
@@ -353,9 +358,14 @@ class ShownSamplers(NamedTuple):
             return cls(sampler, batches)
         return cls(sampler, batches, batches.sampler, batches.batch_size, batches.drop_last)
 
-    def is_same(self, other: ShownSamplers) -> bool:
-        """Whether both show the same; samplers are not compared by their items."""
-        return self[3:] == other[3:] and all(map(operator.is_, self[:3], other[:3]))
+    def is_of(self, sampler: object, batches: Any) -> bool:
+        """Whether a loader with these samplers still shows this; items are not compared."""
+        if sampler is not self.sampler or batches is not self.batch_sampler:
+            return False
+        return type(batches) is not BatchSampler or (
+            batches.sampler is self.cut
+            and (batches.batch_size, batches.drop_last) == (self.batch_size, self.drop_last)
+        )
 
     def plan(self, batch_size: int | None, uneven_ranks: UnevenRanks) -> BatchPlan:
         """Make the plan of the batches; a batch sampler takes the place of a batch size."""
@@ -366,7 +376,7 @@ class ShownSamplers(NamedTuple):
             if default or _sharding_of(self.cut) is not None:
                 batched, shown = False, self.cut
                 size, drop_last = self.batch_size, bool(self.drop_last)
-        items, shard = _sharding_of(shown, uneven_ranks) or (shown, Shard())
+        items, shard = _sharding_of(shown, uneven_ranks) or (shown, _WHOLE)
         return BatchPlan(items, batched, size, drop_last, shard, shown)
 
 
@@ -384,8 +394,9 @@ def choose_samplers(
     share of what a sampler gives (`compat/torch_samplers.py`).
     """
     sampler, batch_sampler = config.sampler, config.batch_sampler
-    _check_length(sampler if batch_sampler is None else batch_sampler, dataset)
-    given = distributed_sampler_of(sampler if batch_sampler is None else batch_sampler)
+    theirs = sampler if batch_sampler is None else batch_sampler
+    _check_length(theirs, dataset)
+    given = distributed_sampler_of(theirs)
     if given is not None:
         _check_replicas(config, given)
         seeds.of_ranks(given.num_replicas, own_order=not is_share(given))
@@ -464,7 +475,7 @@ def _sharding_of(sampler: Any, uneven_ranks: UnevenRanks = "pad") -> tuple[Any, 
     if is_share(sampler):
         return sampler.source, sampler.shard
     if isinstance(sampler, ComputedOrder):
-        return sampler, Shard()
+        return sampler, _WHOLE
     if type(sampler) is not DistributedSampler:
         return None
     data: Any = sampler.dataset

@@ -22,10 +22,10 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache, partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -52,13 +52,19 @@ GLOBAL_GENERATORS: Final[tuple[object, ...]] = (
     np.random.rand.__self__,  # type: ignore[attr-defined]
     torch.default_generator,
 )
+_GLOBAL_IDS: Final = frozenset(map(id, GLOBAL_GENERATORS))
 _PLAIN: Final = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range})
 _LEAVES: Final[tuple[type, ...]] = (
     *(str, bytes, bytearray, int, float, complex, type(None), range),
     *(torch.Tensor, np.generic, types.ModuleType, types.CodeType, type),
     *(property, staticmethod, classmethod, types.GetSetDescriptorType),
 )
-_LISTS: Final = (list, tuple)
+_QUIET: Final = _PLAIN | {
+    *(types.FunctionType, types.GetSetDescriptorType, property, staticmethod, classmethod)
+}
+"""Types of class attributes that lead nowhere, as nearly all are."""
+
+_LISTS: Final = frozenset((list, tuple))
 _CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset, np.ndarray)
 CLOSED: Final = frozenset(sys.stdlib_module_names) | {"numpy", "torch"}
 _NO_GLOBALS: Final = CLOSED | {"lit_loader"}
@@ -73,7 +79,8 @@ _SHARING: Final = frozenset(
     f"multiprocessing.{name}" for name in ("sharedctypes", "shared_memory", "managers", "queues")
 )
 
-_Lead = tuple[str | int, Any]  # an item's place, or the step as it is shown
+_Lead = tuple[Any, Any]  # a key, place or name, and what is there
+_Show = Callable[[Any], str | int]  # returns a key, place or name as a path has it
 
 
 class Found(NamedTuple):
@@ -93,12 +100,19 @@ def find_generators(*roots: object, sharing: bool = False) -> Found:
     """
     search = _Search(sharing)
     for root in roots:
+        if root is None:
+            continue
         # Of a function only the module is of interest.
         if type(root) is not types.FunctionType or not _is_closed(root.__module__, _NO_GLOBALS):
             search.look_at(root, -1, type(root).__name__)
     search.run()
+    if not (search.found or search.shared or search.cut):
+        return _NOTHING
     pairs = [(search.path(number), search.entered[number][0]) for number in search.found]
     return Found(tuple(pairs), search.shared, search.cut)
+
+
+_NOTHING: Final = Found()
 
 
 class _Role(Enum):
@@ -143,24 +157,37 @@ def _find_role(kind: type) -> _Role:
     return _Role.CLOSED if is_far else _Role.OBJECT
 
 
-def _find_own_classes(kind: type) -> tuple[type, ...]:
-    """Return a type and its bases, without those of Python and torch."""
-    return tuple(base for base in kind.__mro__ if not _is_closed(base.__module__))
-
-
-# Short passes are to pay little: what follows from a type alone is remembered.
+# Short passes are to pay little: what follows from types alone is remembered.
 _role: Final[Callable[[type], _Role]] = lru_cache(4096)(_find_role)
-_own_classes: Final[Callable[[type], tuple[type, ...]]] = lru_cache(4096)(_find_own_classes)
 
 
 @lru_cache(4096)
-def _have_roles(kinds: frozenset[type]) -> frozenset[_Role]:
-    return frozenset(map(_role, kinds))
+def _own_classes(kind: type) -> tuple[tuple[type, object], ...]:
+    """Return a type and its bases, each with its module, without those of Python and torch."""
+    own: Any = ((base, base.__module__) for base in kind.__mro__)
+    return tuple((base, name) for base, name in own if not _is_closed(name))
 
 
-def _roles(values: Iterable[object]) -> frozenset[_Role]:
-    """Return the roles of some objects, by a few steps however many they are."""
-    return _have_roles(frozenset(map(type, [*values])))
+@lru_cache(4096)
+def _may_lead(kinds: frozenset[type]) -> bool:
+    """Whether something is to be looked for in objects of these types."""
+    return any(_role(kind) is not _Role.LEAF for kind in kinds)
+
+
+@lru_cache(4096)
+def _may_be_generators(kinds: frozenset[type]) -> bool:
+    return any(_role(kind) in _GENERATORS for kind in kinds)
+
+
+def _are_bare(lists: Sequence[Sequence[object]]) -> bool:
+    """Whether nothing is to be looked for in lists; of a long one the first items decide."""
+    deciding: Iterable[Sequence[object]] = map(_first_items, lists)
+    if min(map(len, lists)) < LONG:
+        deciding = [each if len(each) < LONG else _first_items(each) for each in lists]
+    return not _may_lead(frozenset(map(type, chain.from_iterable(deciding))))
+
+
+_first_items: Final = itemgetter(slice(FIRST_ITEMS))
 
 
 def _is_closed(module: object, closed: frozenset[str] = CLOSED) -> bool:
@@ -178,9 +205,10 @@ class _Search:
         # meanwhile: another object would get its id.
         self.entered: list[tuple[Any, int, str | int]] = []
         self._sharing = sharing
-        self._seen = set(map(id, GLOBAL_GENERATORS))
+        self._seen = set(_GLOBAL_IDS)
         self._modules: set[str] = set()
-        self._left: dict[int, Iterator[_Lead]] = {}  # the rest of long containers
+        # The rest of long containers, for `_look_at_parts`.
+        self._left: dict[int, tuple[Iterable[_Lead], int, _Show]] = {}
         self._holding: set[int] = set()  # what has a generator somewhere within
 
     def path(self, number: int, *last: str | int) -> str:
@@ -211,49 +239,72 @@ class _Search:
             value = self.entered[number][0]
             kind = type(value)
             role = _role(kind)
-            if role is _Role.GENERATOR:
+            if role is _Role.CONTAINER or role is _Role.ARRAY:
+                self._look_into(value, kind, number)
+            elif role is _Role.GENERATOR:
                 self._note(number)
             elif role is _Role.BITS:
                 self.look_at(value.bit_generator, number, "")
-            elif role is _Role.CONTAINER or role is _Role.ARRAY:
-                leads = _items(value, kind)
-                first = [*islice(leads, LONG)]
-                if len(first) == LONG:
-                    leads, first = chain(first[FIRST_ITEMS:], leads), first[:FIRST_ITEMS]
-                if self._sharing or not _roles(map(_second, first)) <= _LEAVES_ALONE:
-                    self._look_at_parts(first, number)
-                    self._left[number] = leads
             elif role is _Role.FUNCTION:
-                self._look_at_module(value)
+                self._look_at_module(value.__module__)
             else:
-                own = _own_classes(kind)
-                leads = _parts(value, kind, role, own, self._sharing)
-                self._look_at_parts(leads, number)
-                for owner in own:
-                    self._look_at_module(owner)
+                self._look_at_object(value, kind, role, number)
             number += 1
 
-    def _look_at_parts(self, leads: Iterable[_Lead], number: int) -> None:
+    def _look_into(self, value: Any, kind: type, number: int) -> None:
+        """Look at the items of a container; of a long one at the first ones."""
+        leads, show = _items(value, kind)
+        first = [*islice(leads, LONG)]
+        if len(first) == LONG:
+            leads, first = chain(first[FIRST_ITEMS:], leads), first[:FIRST_ITEMS]
+        parts = [part for _, part in first]
+        kinds = frozenset(map(type, parts))
+        bare = not _may_lead(kinds) or (kinds <= _LISTS and _are_bare(parts))
+        if bare and not self._sharing:
+            return
+        self._look_at_parts(first, number, show)
+        self._left[number] = leads, number, show
+
+    def _look_at_object(self, value: Any, kind: type, role: _Role, number: int) -> None:
+        """Look at attributes and class attributes, and at the modules of the classes."""
+        own = _own_classes(kind)
+        if role is _Role.PARTIAL:
+            self._look_at_parts(_named(value, "func", "args", "keywords"), number, _attribute_step)
+        elif role is _Role.BOUND:
+            self._look_at_parts(_named(value, "__self__", "__func__"), number, _attribute_step)
+        elif role is _Role.OBJECT or (
+            role is _Role.MODEL and next(torch.nn.Module.parameters(value), None) is None
+        ):
+            attributes = instance_dict(value)
+            if self._sharing or _may_lead(frozenset(map(type, attributes.values()))):
+                leads = [*attributes.items()]
+                if hasattr(kind, "set_seed") and issubclass(kind, torch.utils.data.IterDataPipe):
+                    # It seeds its own generator once in each pass, equally for all shards.
+                    leads = [lead for lead in leads if not isinstance(lead[1], KINDS)]
+                self._look_at_parts(leads, number, _attribute_step)
+            for base, _ in own:
+                self._look_at_parts(_class_attributes(base, value, kind), number, _attribute_step)
+        for _, module in own:
+            self._look_at_module(module)
+
+    def _look_at_parts(self, leads: Iterable[_Lead], number: int, show: _Show) -> None:
         for step, part in leads:
             if type(part) in _PLAIN:
                 continue
-            if type(part) in _LISTS and not self._sharing:
-                # As in `run`, which would enter it for that.
-                deciding = part if len(part) < LONG else part[:FIRST_ITEMS]
-                if _roles(deciding) <= _LEAVES_ALONE:
-                    continue
-            if self._sharing and self.shared is None and _is_shared(part):
-                self.shared = self.path(number, step)
-            self.look_at(part, number, step)
+            if self._sharing:
+                if self.shared is None and _is_shared(part):
+                    self.shared = self.path(number, show(step))
+            elif type(part) in _LISTS and _are_bare((part,)):  # as in `run`, without entering it
+                continue
+            self.look_at(part, number, show(step))
 
-    def _look_at_module(self, owner: object) -> None:
+    def _look_at_module(self, name: object) -> None:
         """Note the generators among the globals of the module that defines a class or function."""
-        name = getattr(owner, "__module__", None)
         if not isinstance(name, str) or name in self._modules or _is_closed(name, _NO_GLOBALS):
             return
         self._modules.add(name)
         names = vars(sys.modules[name]) if name in sys.modules else {}
-        if _GENERATORS.isdisjoint(_roles(names.values())):
+        if not _may_be_generators(frozenset(map(type, names.values()))):
             return
         shown = "__main__" if name == "__mp_main__" else name  # as spawned workers call it
         for each, value in list(names.items()):
@@ -268,69 +319,54 @@ class _Search:
 
     def _go_on(self) -> bool:
         """Take up the rest of the containers in whose first items there is a generator."""
+        if not self.found:
+            return False
         known = len(self.entered)
         for number in self._holding.intersection(self._left):
             with contextlib.suppress(RuntimeError):  # another thread changes the container
-                self._look_at_parts(self._left.pop(number), number)
+                self._look_at_parts(*self._left.pop(number))
         return len(self.entered) > known
 
 
-def _items(value: Any, kind: type) -> Iterator[_Lead]:
-    """Return the items of a container by the builtin class: a subclass's method is user code."""
+def _items(value: Any, kind: type) -> tuple[Iterator[_Lead], _Show]:
+    """Return the items of a container by the builtin class: a subclass's method is user code.
+
+    With the function that shows a key or place.
+    """
     base = next(each for each in _CONTAINERS if issubclass(kind, each))
     if base is dict:
-        pairs = islice(dict.items(value), MAX_OBJECTS)
-        return ((_key_step(key), item) for key, item in pairs)
+        return islice(dict.items(value), MAX_OBJECTS), _key_step
+    items = islice(value.flat if base is np.ndarray else base.__iter__(value), MAX_OBJECTS)
     if base in (set, frozenset):  # no order that two processes agree on
-        return (("{}", item) for item in islice(base.__iter__(value), MAX_OBJECTS))
-    items = value.flat if base is np.ndarray else base.__iter__(value)
-    return enumerate(islice(items, MAX_OBJECTS))
+        return zip(repeat("{}"), items), str
+    return enumerate(items), int
 
 
 def _key_step(key: object) -> str | int:
     return f"[{key!r}]" if type(key) is str else key if type(key) is int else "[?]"
 
 
-def _parts(
-    value: Any, kind: type, role: _Role, own: Iterable[type], leaves: bool
-) -> Iterator[_Lead]:
-    """Yield what an object that is no container leads to; ``own`` are its classes with members.
+_attribute_step: Final = ".{}".format
 
-    Without ``leaves`` an object all of whose attributes are such leads nowhere.
-    """
-    if role is _Role.PARTIAL:
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif role is _Role.BOUND:
-        yield ".__self__", value.__self__
-        yield ".__func__", getattr(value, "__func__", None)
-    elif role is _Role.OBJECT or (
-        role is _Role.MODEL and next(torch.nn.Module.parameters(value), None) is None
-    ):
-        # A shuffling DataPipe seeds its own generator once in each pass, equally for all shards.
-        pipe = hasattr(kind, "set_seed") and issubclass(kind, torch.utils.data.IterDataPipe)
-        attributes = instance_dict(value)
-        if leaves or not _roles(attributes.values()) <= _LEAVES_ALONE:
-            for name, part in list(attributes.items()):
-                if not (pipe and isinstance(part, KINDS)):
-                    yield f".{name}", part
-        for base in own:
-            if not leaves and _roles(vars(base).values()) <= _UNUSED:
-                continue
-            for name, member in list(vars(base).items()):
-                its_role = _role(type(member))
-                if its_role is _Role.SLOT:
-                    with contextlib.suppress(AttributeError):  # never assigned
-                        yield f".{name}", member.__get__(value, kind)
-                elif its_role not in _UNUSED and not name.startswith("__"):
-                    yield f".{name}", member
+
+def _named(value: object, *names: str) -> list[_Lead]:
+    return [(name, getattr(value, name, None)) for name in names]
+
+
+def _class_attributes(base: type, value: object, kind: type) -> Iterator[_Lead]:
+    """Yield what a class has for an object, but for functions and what Python needs itself."""
+    for name, member in [*vars(base).items()]:
+        if type(member) in _QUIET:
+            continue
+        role = _role(type(member))
+        if role is _Role.SLOT:
+            with contextlib.suppress(AttributeError):  # never assigned
+                yield name, member.__get__(value, kind)
+        elif role is not _Role.LEAF and role is not _Role.FUNCTION and name[:2] != "__":
+            yield name, member
 
 
 _GENERATORS: Final = frozenset({_Role.GENERATOR, _Role.BITS})
-_LEAVES_ALONE: Final = frozenset({_Role.LEAF})
-_UNUSED: Final = frozenset({_Role.LEAF, _Role.FUNCTION})
-"""Roles of class attributes that lead nowhere."""
-
-_second: Final = itemgetter(1)
 
 
 def instance_dict(value: object) -> dict[str, object]:

@@ -91,8 +91,10 @@ class LoaderSeeds:
         generator = self._generator()
         with lock:  # a batch of another thread's may have borrowed it
             number = torch.empty((), dtype=torch.int64, device=generator.device)
-            drawn = [int(number.random_(generator=generator)) for _ in range(numbers)]
-        return drawn[0]
+            first = int(number.random_(generator=generator))
+            for _ in range(1, numbers):
+                number.random_(generator=generator)
+        return first
 
     def base(self, drawn: int | None, held: dict[str, int]) -> int | None:
         """Return what all passes follow from; None: each has the seed that it has drawn.

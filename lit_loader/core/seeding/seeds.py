@@ -54,6 +54,14 @@ _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 
 
+def mix(number: int) -> int:
+    """Mix the low 64 bits of a number one to one, by the finaliser of SplitMix64."""
+    x = number & _MASK
+    x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
+    return x ^ (x >> 31)
+
+
 def derive(*parts: int) -> int:
     """Mix integers of any size into one 64-bit seed; the order and number of the parts count.
 
@@ -202,11 +210,8 @@ def seed_globals(seed: int) -> None:
 
 
 def numpy_seed(seed: int) -> int:
-    """Return the 32 bits by which NumPy's global generator is seeded: SplitMix64, as above."""
-    x = seed + _GOLDEN & _MASK
-    x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
-    x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
-    return (x ^ (x >> 31)) >> 32
+    """Return the 32 bits by which NumPy's global generator is seeded."""
+    return mix(seed + _GOLDEN) >> 32
 
 
 def seed_worker(seed: int) -> None:

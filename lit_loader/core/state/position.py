@@ -104,7 +104,8 @@ class PassPosition:
         """Begin here, with nothing yielded yet."""
         self.start = start
         self._batches, self._ahead = start.batches, set(start.ahead)
-        self._samplers = {start.batches: start.sampler}  # before these batches
+        # Before batches of these numbers.
+        self._samplers = {} if start.sampler is None else {start.batches: start.sampler}
         self.ended = False
         self.latest: Any = None  # the number of the batch given out last, if it is not counted yet
         self._last: int | None = None  # of the batch that was counted last
