@@ -14,7 +14,7 @@ lies on the board, where the parent and viewers see it.
 
     worker    fetch ▶ collate ▶ encode ─▶╮          (clocked there; travels in the Reply)
     parent           wait ▶ decode ▶ pin ─▶ step    (clocked where it happens)
-                                          ╰─▶ BatchLog ─▶ who sums up, when the log is full
+                                          ╰─▶ BatchLog ─▶ sums, and the latest batches
 
 All clocks are ``time.monotonic_ns()``, which is the same in all processes.
 
@@ -31,8 +31,9 @@ import itertools
 import math
 import platform
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -252,6 +253,13 @@ def _is_locked(pid: int, thread: bool) -> bool:
 WINDOW: Final = 512
 """Batches whose timings are kept until they are summed up."""
 
+JUDGED: Final = 256
+"""The latest batches, by which the verdict judges."""
+
+_SUMMED: Final = (
+    *("samples", "tokens", "waited", "step", "fetch", "collate", "encode", "decode", "pin"),
+)
+
 EVENTS: Final = 7
 """Restarts, and bad samples, that are remembered: the latest ones."""
 
@@ -315,28 +323,46 @@ class Timings:
         """The moment at which the batch was given out."""
         return self.asked + self.waited
 
+    @property
+    def made(self) -> int:
+        """How long making it took, in nanoseconds."""
+        return self.fetch + self.collate + self.encode
+
 
 class BatchLog:
     """Collects the timings of a loader's batches; for one thread at a time.
 
     Attributes:
-        records: Of the batches given out last, which nobody has summed up.
+        records: Of the batches given out last, which are not summed up.
+        latest: Those before them, as far as they are judged by.
+        sums: Over all batches that were summed up.
         counts: What add-ons count, by their names.
         events: Of restarts and bad samples: moment, kind and text.
         first_remote: The number of the first worker elsewhere.
         waits: What workers slept at while the consumer waited for them.
         resized: When the number of workers was changed last, by ``time.monotonic_ns()``.
-        summary: What sums up the records (`Recorder`); None: nobody has asked yet.
     """
 
     def __init__(self) -> None:
         self.worker_restarts = self.resized = 0
         self.counts: defaultdict[str, int] = defaultdict(int)
         self.records: list[Timings] = []
+        self.latest: deque[Timings] = deque(maxlen=JUDGED)
+        self.sums: Counter[str] = Counter()
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)
         self.first_remote = math.inf
         self.waits = WorkerWaits()
-        self.summary: Any = None
+
+    def sum_up(self) -> None:
+        """Add the records to the sums."""
+        records, self.records = self.records, []
+        self.latest.extend(records)
+        sums = self.sums
+        sums["batches"] += len(records)
+        for name in _SUMMED:
+            sums[name] += sum(map(attrgetter(name), records))
+        sums["busy"] += sum(record.made for record in records if record.worker >= 0)
+        sums["remote"] += sum(record.worker >= self.first_remote for record in records)
 
     def note(self, kind: str, text: str) -> None:
         """Remember, for viewers, what has happened."""
