@@ -105,9 +105,9 @@ def test_a_delay_between_batches_is_the_loops(num_workers: int) -> None:
 
 def test_the_verdict_judges_the_latest_batches() -> None:
     """A loop that has waited for long at its beginning, and not since."""
-    log, ms = BatchLog(), 10**6
-    for number in range(WINDOW + JUDGED):
-        waited = (100 if number < WINDOW else 0) * ms
+    log, ms, first = BatchLog(), 10**6, 2 * JUDGED
+    for number in range(first + JUDGED):
+        waited = (100 if number < first else 0) * ms
         log.records.append(timings(worker=0, began=number, fetch=ms, wait=waited, step=10 * ms))
     found = summary_of(log, num_workers=1)
     assert found.wait_fraction > 0.8

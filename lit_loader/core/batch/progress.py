@@ -250,7 +250,7 @@ def _is_locked(pid: int, thread: bool) -> bool:
     return number == flock or (number == fcntl and int(call[2], 16) in _WAITING_LOCKS)
 
 
-WINDOW: Final = 512
+WINDOW: Final = 64
 """Batches whose timings are kept until they are summed up."""
 
 JUDGED: Final = 256
@@ -292,8 +292,7 @@ class Timings:
         tokens: That its samples have noted.
     """
 
-    number = 0  # in the epoch
-    epoch = 0
+    number = 0  # of its task, see `task_number`
     arrived = 0  # when its result came in at the parent
     asked = 0  # when the consumer asked for a batch
     wait = 0  # how long the consumer waited for the workers then

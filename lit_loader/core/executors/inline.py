@@ -78,7 +78,7 @@ class Inline(Executor):
         """Make a batch by the user's code, with the generators lent; or return what it raised."""
         builder, number, context = self._builder, task.number & POSITION, reading()
         draws, tapes, rng = self._draws, builder.held.tapes, None
-        watched = not self._always and draws.is_due
+        watched = not self._always and draws.batches >= draws.due
         if draws.drawn or tapes or self._always or watched:
             rng = BorrowedRng(draws, tapes, self._always, watched)
         builder.seed_globals = None if rng is None else rng.seed

@@ -48,18 +48,20 @@ _spares: Final[list[np.random.BitGenerator]] = []  # bit generators to put behin
 class Draws:
     """Which of the global generators batches of a dataset were seen to draw from."""
 
-    __slots__ = ("batches", "drawn", "looked")
+    __slots__ = ("batches", "drawn", "due", "looked")
 
     def __init__(self) -> None:
         self.batches = 0  # that were made
-        self.looked = 0  # the number of batches when the generators were looked at last
+        self.looked = 0  # the number of batches when all generators were lent last
+        self.due = 0  # … and when they are to be lent, and looked at, again
         self.drawn = 0
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the generators are to be looked at around the next batch."""
-        number = self.batches + 1
-        return number <= WATCHED or not number & (number - 1)
+    def count(self, all_lent: bool) -> None:
+        """Count a batch; all generators were lent to it, or those that it was to draw from."""
+        self.batches = number = self.batches + 1
+        if all_lent:
+            self.looked = number
+            self.due = number if number < WATCHED else (1 << number.bit_length()) - 1
 
     def note(self, new: int) -> str | None:
         """Note draws that were not known; returns what to report if they come too late."""
@@ -164,11 +166,9 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
         """Put them back; may be called again, and does then what was not done."""
         draws, seeds, self._seeds = self._draws, self._seeds, None
         if seeds is not None:
-            if self._is_watched:
-                if new := (self._drawn | _moved(*seeds)) & ~draws.drawn:
-                    self.late = draws.note(new)
-                draws.looked = draws.batches + 1
-            draws.batches += 1
+            if self._is_watched and (new := (self._drawn | _moved(*seeds)) & ~draws.drawn):
+                self.late = draws.note(new)
+            draws.count(self._is_watched or self._always)
         if self._torch is not None:
             _torch.set_state(self._torch)
             self._torch = None
