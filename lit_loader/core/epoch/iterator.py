@@ -354,7 +354,7 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
         if self._here:
             found, made.found = made.found, None  # later the dataset may hold others
             spec = core.spec(made)
-            inline = self._executor = Inline(spec, self._pin, made.seeds, found)
+            inline = self._executor = Inline(spec, self._pin, made.seeds, found, core)
             self._draws = inline.draws
             tasks.restart_all()
             return inline

@@ -27,15 +27,15 @@ class Inline(Executor):
     """
 
     def __init__(
-        self, spec: BatchSpec, pin: Pin | None, seeds: PassSeeds, found: Found | None
+        self, spec: BatchSpec, pin: Pin | None, seeds: PassSeeds, found: Found | None, owner: object
     ) -> None:
-        """``found`` are the generators that the dataset holds, if they are known."""
+        """``found`` are the generators that the dataset holds, if known; ``owner`` the loader."""
         self._pin, self._iterable = pin, spec.iterable
         self._tasks: deque[Task] = deque()
         self._progress = Progress()
         self._builder = builder_of(spec, found=found)
         self._builder.enter(seeds)
-        self._draws = draws_of(spec.dataset, spec.collate_fn)
+        self._draws = draws_of(spec.dataset, spec.collate_fn, owner)
         self._always = spec.per_sample or spec.reseed_fn is not None
         if spec.iterable or spec.read_threads > 1 or self._always:
             # At once: the builder is in cycles.
