@@ -214,9 +214,6 @@ class _AddOns(Seams):
 
         return StreamPosition(start, core.readers)
 
-    def sum_up(self, core: LoaderCore) -> None:
-        lit_loader._load("lit_loader.profiling.recorder").Recorder.of(core.log).flush()
-
     def statistics(self, core: LoaderCore, memory: bool) -> LoaderStatistics:
         from lit_loader.profiling.recorder import statistics_of
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from lit_loader.core.batch.progress import Timings
 from lit_loader.core.executors.executor import Workers
+from lit_loader.core.transport.messages import POSITION
 from lit_loader.data.memory import memory_left
 from lit_loader.profiling.controller import Bounds, Controller, Load, Setting
 from lit_loader.profiling.resources import own_memory, processors_of_this_rank
@@ -83,8 +84,9 @@ class AutoWorkers:
         With ``again``, readers that move to another worker replay what they have yielded: then an
         epoch's next change waits until it has twice the number of batches.
         """
-        self._latest = record.epoch, record.number, record.given
-        if again and record.epoch == self._changed[0] and record.number < 2 * self._changed[1]:
+        epoch, number = record.number & ~POSITION, record.number & POSITION
+        self._latest = epoch, number, record.given
+        if again and epoch == self._changed[0] and number < 2 * self._changed[1]:
             return False
         if record.began >= self._since and record.step:
             if record.processor or len(self._records) < KEPT:

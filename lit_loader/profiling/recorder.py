@@ -1,17 +1,16 @@
-"""`Recorder`: sums up the timings of a loader's batches, and keeps those of the latest.
+"""`statistics_of`: a loader's statistics, of what its `BatchLog` has.
 
 ::
 
-    BatchLog ─ it is full, or somebody asks ─▶ Recorder ─▶ LoaderStatistics
-                                                  ╰─ the latest batches ─▶ Evidence
+    BatchLog ── sums over all batches ──▶ LoaderStatistics
+        ╰────── the latest batches ─────▶ Evidence
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -26,10 +25,7 @@ from lit_loader.profiling.resources import own_memory
 from lit_loader.profiling.statistics import LoaderStatistics, MemoryUse
 from lit_loader.profiling.verdict import Evidence
 
-__all__ = ["Recorder", "statistics_of"]
-
-JUDGED: Final = 256
-"""The latest batches, by which the verdict judges."""
+__all__ = ["statistics_of", "summary_of"]
 
 ENOUGH: Final = 16
 """Batches after a change of the number of workers by which the verdict judges."""
@@ -38,83 +34,54 @@ SLOW: Final = 2  # times the median batch that a slow one takes to make
 
 NAMED: Final = 5  # slowest samples that are named
 
-_SUMMED: Final = (
-    *("samples", "tokens", "waited", "step", "fetch", "collate", "encode", "decode", "pin"),
-)
+
+def summary_of(log: BatchLog, memory: MemoryUse | None = None, **around: Any) -> LoaderStatistics:
+    """Return the statistics of all batches so far; ``around``: more fields of the evidence."""
+    log.sum_up()
+    waits, sums = log.waits, log.sums
+    records, workers = _judged(log, around.get("num_workers", 0))
+    around |= {"num_workers": workers, "remote_batches": sums["remote"]}
+    around["lock_fraction"] = sum(waits.looks) / max(1, len(waits.looks))
+    seconds = {name: total / 1e9 for name, total in sums.items()}
+    return LoaderStatistics(
+        batches=sums["batches"],
+        samples=sums["samples"],
+        tokens=sums["tokens"],
+        seconds=seconds["waited"] + seconds["step"],
+        **{name: seconds[name] for name in ("waited", "step", "fetch", "collate", "busy")},
+        transfer=seconds["encode"] + seconds["decode"] + seconds["pin"],
+        worker_restarts=log.worker_restarts,
+        sample_errors=log.counts["sample_errors"],
+        memory=memory,
+        evidence=evidence_of(records, waits.hangs, **around),
+    )
 
 
-class Recorder:
-    """Sums up what a `BatchLog` has. ``latest``: the timings of the last batches."""
+def _judged(log: BatchLog, workers: int) -> tuple[list[Timings], int]:
+    """Return the batches to judge by, and how many workers here have made them.
 
-    def __init__(self, log: BatchLog) -> None:
-        self.log = log
-        self.latest: deque[Timings] = deque(maxlen=JUDGED)
-        self._sums: Counter[str] = Counter()
-
-    @classmethod
-    def of(cls, log: BatchLog) -> Recorder:
-        """Return the recorder of a log."""
-        found: Recorder = log.summary or cls(log)
-        log.summary = found
-        return found
-
-    def flush(self) -> None:
-        """Sum up the records that were added."""
-        records, self.log.records = self.log.records, []
-        self.latest.extend(records)
-        sums = self._sums
-        sums["batches"] += len(records)
-        for name in _SUMMED:
-            sums[name] += sum(map(attrgetter(name), records))
-        sums["busy"] += sum(_made(record) for record in records if record.worker >= 0)
-        sums["remote"] += sum(record.worker >= self.log.first_remote for record in records)
-
-    def summary(self, memory: MemoryUse | None = None, **around: Any) -> LoaderStatistics:
-        """Return the statistics of all batches so far; ``around``: more fields of the evidence."""
-        self.flush()
-        waits = self.log.waits
-        records, workers = self._judged(around.get("num_workers", 0))
-        around |= {"num_workers": workers, "remote_batches": self._sums["remote"]}
-        around["lock_fraction"] = sum(waits.looks) / max(1, len(waits.looks))
-        sums, seconds = self._sums, {name: total / 1e9 for name, total in self._sums.items()}
-        return LoaderStatistics(
-            batches=sums["batches"],
-            samples=sums["samples"],
-            tokens=sums["tokens"],
-            seconds=seconds["waited"] + seconds["step"],
-            **{name: seconds[name] for name in ("waited", "step", "fetch", "collate", "busy")},
-            transfer=seconds["encode"] + seconds["decode"] + seconds["pin"],
-            worker_restarts=self.log.worker_restarts,
-            sample_errors=self.log.counts["sample_errors"],
-            memory=memory,
-            evidence=evidence_of(records, waits.hangs, **around),
-        )
-
-    def _judged(self, workers: int) -> tuple[list[Timings], int]:
-        """Return the batches to judge by, and how many workers here have made them.
-
-        New workers idle while they start. So after a change of their number those batches count
-        that were begun when all were up; until there are enough, those before the change.
-        """
-        log, records = self.log, [*self.latest]
-        before = [record for record in records if record.began < log.resized]
-        if not before:
-            return records, workers
-        first: dict[int, int] = {}
-        for record in records[len(before) :]:
-            if 0 <= record.worker < log.first_remote:
-                first.setdefault(record.worker, record.began)
-        if len(first) >= workers:
-            all_up = max(first.values(), default=0)
-            since = [record for record in records if record.began >= all_up]
-            if len(since) >= ENOUGH:
-                return since, workers
-        return before, len({each.worker for each in before if 0 <= each.worker < log.first_remote})
+    New workers idle while they start. So after a change of their number those batches count that
+    were begun when all were up; until there are enough, those before the change.
+    """
+    records = [*log.latest]
+    before = [record for record in records if record.began < log.resized]
+    if not before:
+        return records, workers
+    first: dict[int, int] = {}
+    for record in records[len(before) :]:
+        if 0 <= record.worker < log.first_remote:
+            first.setdefault(record.worker, record.began)
+    if len(first) >= workers:
+        all_up = max(first.values(), default=0)
+        since = [record for record in records if record.began >= all_up]
+        if len(since) >= ENOUGH:
+            return since, workers
+    return before, len({each.worker for each in before if 0 <= each.worker < log.first_remote})
 
 
 def evidence_of(records: Sequence[Timings], hangs: Sequence[int] = (), **around: Any) -> Evidence:
     """Return what some batches show; ``hangs``: the moments at which hung workers were ended."""
-    made = [_made(each) for each in records]
+    made = [each.made for each in records]
     first = [each for each in records if not each.step]
     clocked = [(each, took) for each, took in zip(records, made, strict=True) if each.processor]
     slow = SLOW * float(np.median(made)) if made else 0
@@ -160,10 +127,6 @@ def _part(values: Iterable[int], clocked: Sequence[tuple[Timings, int]]) -> floa
     return sum(values) / max(1, sum(took for _, took in clocked))
 
 
-def _made(record: Timings) -> int:
-    return record.fetch + record.collate + record.encode
-
-
 def statistics_of(core: LoaderCore, memory: bool, caches: Mapping[str, int]) -> LoaderStatistics:
     """Return a loader's statistics; ``memory``: measure the memory of its processes, too.
 
@@ -171,7 +134,8 @@ def statistics_of(core: LoaderCore, memory: bool, caches: Mapping[str, int]) -> 
     """
     with core.lock:
         loader, auto = core.loader, core.auto
-        return Recorder.of(core.log).summary(
+        return summary_of(
+            core.log,
             memory=_memory_use(core) if memory else None,
             num_workers=loader.num_workers,
             remote_workers=core.remote_workers,

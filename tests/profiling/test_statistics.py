@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.core.batch.progress import WINDOW, BatchLog, Timings
+from lit_loader.core.batch.progress import JUDGED, WINDOW, BatchLog, Timings
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.profiling.recorder import ENOUGH, JUDGED, Recorder, evidence_of
+from lit_loader.profiling.recorder import ENOUGH, evidence_of, summary_of
 from tests.support.delays import DELAY, SAMPLES, STAGES, Collate, Delayed, delay
 from tests.support.limited_programs import Hanging
 from tests.support.samples import Call, Counting, Rows
@@ -105,11 +105,11 @@ def test_a_delay_between_batches_is_the_loops(num_workers: int) -> None:
 
 def test_the_verdict_judges_the_latest_batches() -> None:
     """A loop that has waited for long at its beginning, and not since."""
-    log, ms = BatchLog(), 10**6
-    for number in range(WINDOW + JUDGED):
-        waited = (100 if number < WINDOW else 0) * ms
+    log, ms, first = BatchLog(), 10**6, 2 * JUDGED
+    for number in range(first + JUDGED):
+        waited = (100 if number < first else 0) * ms
         log.records.append(timings(worker=0, began=number, fetch=ms, wait=waited, step=10 * ms))
-    found = Recorder(log).summary(num_workers=1)
+    found = summary_of(log, num_workers=1)
     assert found.wait_fraction > 0.8
     assert found.evidence.batches == JUDGED and found.evidence.waited == 0
     assert found.verdict.startswith("Limit: the training step")
@@ -120,7 +120,7 @@ def test_those_before_a_change_of_the_number_of_workers_are_left_out(since: int)
     log = BatchLog()
     log.records = [timings(worker=0, began=number, fetch=1, step=1) for number in range(100)]
     log.resized = 100 - since
-    found = Recorder(log).summary(num_workers=1).evidence
+    found = summary_of(log, num_workers=1).evidence
     assert found.batches == (since if since >= ENOUGH else 100 - since)
 
 
@@ -129,7 +129,7 @@ def test_while_new_workers_start_those_before_them_are_judged() -> None:
     made = [(number, number % 2) for number in range(100)] + [(100, 2), (101, 0), (102, 3)]
     log.records = [timings(worker=who, began=began, fetch=1, step=1) for began, who in made]
     log.resized = 100
-    found = Recorder(log).summary(num_workers=8).evidence
+    found = summary_of(log, num_workers=8).evidence
     assert (found.batches, found.num_workers) == (100, 2)
 
 

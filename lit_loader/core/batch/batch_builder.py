@@ -42,7 +42,6 @@ from lit_loader.core.seeding.seeds import (
     extend,
     seed_globals,
 )
-from lit_loader.core.seeding.shared_draws import SharedDraws
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.describe import annotate
 
@@ -251,7 +250,7 @@ class BatchBuilder:
             mine = () if spec.shards is None else pairs
             pairs = tuple(pair for pair in mine if id(pair[1]) not in spec.shared_generators)
         elif self._pool is not None:
-            self._pool.draws = SharedDraws(pairs)
+            self._pool.watch(pairs)
         self.held = HeldGenerators(pairs, spec.held, self._seeds) if pairs else NONE_HELD
         if spec.reseed_fn is not None:
             return

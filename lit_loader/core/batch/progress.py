@@ -14,7 +14,7 @@ lies on the board, where the parent and viewers see it.
 
     worker    fetch ▶ collate ▶ encode ─▶╮          (clocked there; travels in the Reply)
     parent           wait ▶ decode ▶ pin ─▶ step    (clocked where it happens)
-                                          ╰─▶ BatchLog ─▶ who sums up, when the log is full
+                                          ╰─▶ BatchLog ─▶ sums, and the latest batches
 
 All clocks are ``time.monotonic_ns()``, which is the same in all processes.
 
@@ -31,8 +31,9 @@ import itertools
 import math
 import platform
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,6 +78,8 @@ class Progress:
         # before were quick. A message about a dead worker then names the batch, and who makes it
         # again announces each.
         self.is_quick = not self._has_board
+        # Whether they are clocked one by one; not after a batch of many that were quick.
+        self.clocks = True
         self.samples: list[object] | None
         self._last = 0  # when the sample that is being read was begun
         self.token = 0  # that of the epoch whose batch is being made
@@ -114,12 +117,12 @@ class Progress:
         now = self.fetched = _clock()
         if self._place >= 0 and now - self._last > self.slowest:
             self.slowest, self.slowest_at = now - self._last, self._place
+        self.clocks = samples < _MANY or now - self.began > _QUICK * samples
         if self._has_board:
             row = self._row
             row[board.STAGE] = Stage.COLLATING
             row[board.SINCE] = now
-            is_quick = samples >= _MANY and now - self.began < _QUICK * samples
-            self.is_quick = is_quick and not self.each
+            self.is_quick = not (self.clocks or self.each)
         self._place, self.samples = -1, None
 
     def encoding(self) -> None:
@@ -249,8 +252,15 @@ def _is_locked(pid: int, thread: bool) -> bool:
     return number == flock or (number == fcntl and int(call[2], 16) in _WAITING_LOCKS)
 
 
-WINDOW: Final = 512
+WINDOW: Final = 64
 """Batches whose timings are kept until they are summed up."""
+
+JUDGED: Final = 256
+"""The latest batches, by which the verdict judges."""
+
+_SUMMED: Final = (
+    *("samples", "tokens", "waited", "step", "fetch", "collate", "encode", "decode", "pin"),
+)
 
 EVENTS: Final = 7
 """Restarts, and bad samples, that are remembered: the latest ones."""
@@ -284,8 +294,7 @@ class Timings:
         tokens: That its samples have noted.
     """
 
-    number = 0  # in the epoch
-    epoch = 0
+    number = 0  # of its task, see `task_number`
     arrived = 0  # when its result came in at the parent
     asked = 0  # when the consumer asked for a batch
     wait = 0  # how long the consumer waited for the workers then
@@ -315,28 +324,46 @@ class Timings:
         """The moment at which the batch was given out."""
         return self.asked + self.waited
 
+    @property
+    def made(self) -> int:
+        """How long making it took, in nanoseconds."""
+        return self.fetch + self.collate + self.encode
+
 
 class BatchLog:
     """Collects the timings of a loader's batches; for one thread at a time.
 
     Attributes:
-        records: Of the batches given out last, which nobody has summed up.
+        records: Of the batches given out last, which are not summed up.
+        latest: Those before them, as far as they are judged by.
+        sums: Over all batches that were summed up.
         counts: What add-ons count, by their names.
         events: Of restarts and bad samples: moment, kind and text.
         first_remote: The number of the first worker elsewhere.
         waits: What workers slept at while the consumer waited for them.
         resized: When the number of workers was changed last, by ``time.monotonic_ns()``.
-        summary: What sums up the records (`Recorder`); None: nobody has asked yet.
     """
 
     def __init__(self) -> None:
         self.worker_restarts = self.resized = 0
         self.counts: defaultdict[str, int] = defaultdict(int)
         self.records: list[Timings] = []
+        self.latest: deque[Timings] = deque(maxlen=JUDGED)
+        self.sums: Counter[str] = Counter()
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)
         self.first_remote = math.inf
         self.waits = WorkerWaits()
-        self.summary: Any = None
+
+    def sum_up(self) -> None:
+        """Add the records to the sums."""
+        records, self.records = self.records, []
+        self.latest.extend(records)
+        sums = self.sums
+        sums["batches"] += len(records)
+        for name in _SUMMED:
+            sums[name] += sum(map(attrgetter(name), records))
+        sums["busy"] += sum(record.made for record in records if record.worker >= 0)
+        sums["remote"] += sum(record.worker >= self.first_remote for record in records)
 
     def note(self, kind: str, text: str) -> None:
         """Remember, for viewers, what has happened."""

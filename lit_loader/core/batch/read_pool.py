@@ -19,7 +19,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
@@ -89,6 +89,10 @@ class ReadPool:
         # Notices if samples draw from generators that threads share; None: the executor does.
         self.draws: SharedDraws | None = None
         self.end: Callable[[], object] = lambda: None
+
+    def watch(self, generators: Iterable[tuple[str, object]]) -> None:
+        """Notice draws from generators that were found in the dataset."""
+        self.draws = SharedDraws(generators)
 
     def read(
         self, read: Read, items: Sequence[object], places: Sequence[int], progress: Progress

@@ -193,7 +193,10 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
                 if executor.page is not None:
                     executor.page.row[SINCE] = began
                 if not tasks.tasks or tasks.again:
-                    self._fill(executor, tasks, least=1)
+                    if not self._here:
+                        self._fill(executor, tasks, least=1)
+                    elif (task := tasks.next_task()) is not None:  # made when it is asked for
+                        executor.submit(task)
             if not tasks.tasks:
                 if tail and tail.begins_again(tasks.place):
                     tasks.restart_all()
@@ -243,11 +246,6 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
         ``least`` tasks of the pass are to be outstanding, room or not. Resubmitted tasks ignore the
         limit: the others may be waiting for the first of them.
         """
-        if self._here:  # a batch is made when it is asked for
-            task = tasks.next_task() if least else None
-            if task is not None:
-                executor.submit(task)
-            return
         ahead = tasks.ahead
         known = len(tasks.tasks) - len(tasks.again) - (tasks.given is not None)
         if ahead is not None:
@@ -296,21 +294,21 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
     def _hand_out(self, tasks: PassTasks, outcome: Outcome, began: int) -> T_co:
         """Return the batch; and note what it has cost."""
         core, batch, timings = self._core, outcome.batch, outcome.timings
-        executor, made, task = self._executor, tasks.made, tasks.tasks[outcome.number]
+        executor, made, again = self._executor, tasks.made, False
         assert executor is not None
-        again = False
         if tasks.reads_streams:
             again = outcome.made is not None and outcome.made.state is None
             self._count(timings.samples)
         elif timings.slowest:
-            timings.slowest_index = _item(task.indices, timings.slowest_at)
+            indices = tasks.tasks[outcome.number].indices
+            timings.slowest_index = _item(indices, timings.slowest_at)
         if self._copy is not None:
             batch = self._on_device(self._copy, executor, tasks, batch)
         given = time.monotonic_ns()
-        timings.epoch, timings.number, timings.asked = task.epoch, task.number & POSITION, began
-        timings.wait = given - began
-        if self._thread is None:  # which else has done it meanwhile
-            timings.wait -= timings.pin or timings.decode
+        inside = timings.pin or timings.decode
+        if self._thread is not None:  # which has done it meanwhile
+            inside = 0
+        timings.number, timings.asked, timings.wait = outcome.number, began, given - began - inside
         if self._given:
             timings.step = began - self._given
         core.note(timings, executor.workers, again)
@@ -356,7 +354,7 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
         if self._here:
             found, made.found = made.found, None  # later the dataset may hold others
             spec = core.spec(made)
-            inline = self._executor = Inline(spec, self._pin, made.seeds, found)
+            inline = self._executor = Inline(spec, self._pin, made.seeds, found, core)
             self._draws = inline.draws
             tasks.restart_all()
             return inline

@@ -448,7 +448,7 @@ class LoaderCore:
         records = self.log.records
         records.append(record)
         if len(records) >= WINDOW:
-            self.seams.sum_up(self)
+            self.log.sum_up()
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or workers is None:
             return  # what this process has made itself says nothing of workers

@@ -97,10 +97,6 @@ class Seams:
         """Return a pass's log of bad samples."""
         raise NotImplementedError
 
-    def sum_up(self, core: LoaderCore) -> None:
-        """Take in the records of a `BatchLog` that is full."""
-        core.log.records.clear()
-
     def statistics(self, core: LoaderCore, memory: bool) -> Any:
         """Return the loader's statistics."""
         raise NotImplementedError

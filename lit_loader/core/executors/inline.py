@@ -27,15 +27,15 @@ class Inline(Executor):
     """
 
     def __init__(
-        self, spec: BatchSpec, pin: Pin | None, seeds: PassSeeds, found: Found | None
+        self, spec: BatchSpec, pin: Pin | None, seeds: PassSeeds, found: Found | None, owner: object
     ) -> None:
-        """``found`` are the generators that the dataset holds, if they are known."""
+        """``found`` are the generators that the dataset holds, if known; ``owner`` the loader."""
         self._pin, self._iterable = pin, spec.iterable
         self._tasks: deque[Task] = deque()
         self._progress = Progress()
         self._builder = builder = builder_of(spec, found=found)
         builder.enter(seeds)
-        self._draws = draws_of(spec.dataset, spec.collate_fn)
+        self._draws = draws_of(spec.dataset, spec.collate_fn, owner)
         always = spec.per_sample or spec.reseed_fn is not None
         if spec.iterable or spec.read_threads > 1 or always:
             # At once: the builder is in cycles.
@@ -79,7 +79,7 @@ class Inline(Executor):
         """Make a batch by the user's code, with the generators lent; or return what it raised."""
         builder, number, context = self._builder, task.number & POSITION, reading()
         draws, tapes, rng = self._draws, builder.held.tapes, None
-        watched = not self._always and draws.is_due
+        watched = not self._always and draws.batches >= draws.due
         if draws.drawn or tapes or self._always or watched:
             rng = BorrowedRng(draws, tapes, self._always, watched)
         builder.seed_globals = None if rng is None else rng.seed

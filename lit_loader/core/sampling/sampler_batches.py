@@ -235,10 +235,11 @@ class SamplerBatches:
         and after it those that a batch was seen to draw from.
         """
         draws, begins = self._draws, not self._groups
-        if self._is_still or not (begins or draws.drawn or draws.is_due):
+        is_due = draws.batches >= draws.due
+        if self._is_still or not (begins or draws.drawn or is_due):
             draws.batches += not begins
             return draw()
-        with BorrowedRng(draws, always=begins, watched=not begins and draws.is_due) as rng:
+        with BorrowedRng(draws, always=begins, watched=not begins and is_due) as rng:
             rng.seed(extend(self._seed, self._groups) >> 1)
             return draw()
 

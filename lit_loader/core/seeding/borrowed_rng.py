@@ -23,7 +23,9 @@ import random
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from types import MethodType
 from typing import Any, Final
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -48,18 +50,20 @@ _spares: Final[list[np.random.BitGenerator]] = []  # bit generators to put behin
 class Draws:
     """Which of the global generators batches of a dataset were seen to draw from."""
 
-    __slots__ = ("batches", "drawn", "looked")
+    __slots__ = ("batches", "drawn", "due", "looked")
 
     def __init__(self) -> None:
         self.batches = 0  # that were made
-        self.looked = 0  # the number of batches when the generators were looked at last
+        self.looked = 0  # the number of batches when all generators were lent last
+        self.due = 0  # … and when they are to be lent, and looked at, again
         self.drawn = 0
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the generators are to be looked at around the next batch."""
-        number = self.batches + 1
-        return number <= WATCHED or not number & (number - 1)
+    def count(self, all_lent: bool) -> None:
+        """Count a batch; all generators were lent to it, or those that it was to draw from."""
+        self.batches = number = self.batches + 1
+        if all_lent:
+            self.looked = number
+            self.due = number if number < WATCHED else (1 << number.bit_length()) - 1
 
     def note(self, new: int) -> str | None:
         """Note draws that were not known; returns what to report if they come too late."""
@@ -79,8 +83,11 @@ _known: Final[dict[int, tuple[weakref.ref[object], list[tuple[object, Draws]]]]]
 _MOST_FUNCTIONS: Final = 4
 
 
-def draws_of(dataset: object, collate_fn: object) -> Draws:
-    """Return what is known of a dataset and a function, in this process."""
+def draws_of(dataset: object, collate_fn: object, owner: object = None) -> Draws:
+    """Return what is known of a dataset and a function, in this process.
+
+    ``owner`` is what remembers it of a dataset that has no weak references.
+    """
     key = id(dataset)
     if key not in _known or _known[key][0]() is not dataset:
         try:
@@ -88,14 +95,22 @@ def draws_of(dataset: object, collate_fn: object) -> Draws:
             forget = lambda _, known=_known: known.pop(key, None)  # noqa: E731
             _known[key] = weakref.ref(dataset, forget), []
         except TypeError:  # a list, say: each loader learns by itself
-            return Draws()
-    kept = _known[key][1]
+            return Draws() if owner is None else draws_of(owner, (key, id(collate_fn)))
+    kept, wanted = _known[key][1], _weakly(collate_fn)
     for function, draws in kept:
-        if function is collate_fn or function == collate_fn:
+        if function == wanted:
             return draws
     draws = Draws()
-    kept[:] = [*kept, (collate_fn, draws)][-_MOST_FUNCTIONS:]
+    kept[:] = [*kept, (wanted, draws)][-_MOST_FUNCTIONS:]
     return draws
+
+
+def _weakly(function: Any) -> object:
+    """Return what is equal for the same function, and keeps no dataset alive of which it is one."""
+    try:
+        return (WeakMethod if isinstance(function, MethodType) else weakref.ref)(function)
+    except TypeError:
+        return function
 
 
 class BorrowedRng(AbstractContextManager["BorrowedRng"]):
@@ -108,33 +123,28 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
     A context; or `begin` and `end` in ``try`` and ``finally``. May be nested.
     """
 
-    __slots__ = (
-        *("_always", "_bits", "_draws", "_drawn", "_held", "_is_watched", "_lock", "_python"),
-        *("_seeds", "_states", "_torch", "late"),
-    )
+    _lock: GeneratorLock | None = None
+    # The states of what is lent, and NumPy's bit generator; None: that one is not lent.
+    _torch: torch.Tensor | None = None
+    _python: tuple[object, ...] | None = None
+    _bits: np.random.BitGenerator | None = None
+    _states: Sequence[object] = ()
+    _drawn = 0
+    _seed: int | None = None  # the batch's
+    late: str | None = None
 
     def __init__(
         self, draws: Draws, held: Sequence[Tape] = (), always: bool = False, watched: bool = False
     ) -> None:
-        self._draws, self._held, self._always = draws, held, always
-        self._lock: GeneratorLock | None = None
-        # The states of what is lent, and NumPy's bit generator; None: that one is not lent.
-        self._torch: torch.Tensor | None = None
-        self._python: tuple[object, ...] | None = None
-        self._bits: np.random.BitGenerator | None = None
-        self._states: list[object] = []
-        self._is_watched, self._drawn = watched, 0
-        self._seeds: tuple[int, int] | None = None  # the batch's, and what NumPy's is seeded by
-        self.late: str | None = None
+        self._draws, self._held, self._is_watched = draws, held, watched
+        self._lends_all = always or watched
 
     def begin(self) -> BorrowedRng:
         """Borrow them, as soon as no other thread has them."""
         if not loader_seeds.lock._is_owned():  # reach: python: as threading.Condition asks
             self._lock = GeneratorLock()
             self._lock.take()
-        wanted = self._draws.drawn
-        if self._always or self._is_watched:
-            wanted = TORCH | NUMPY | PYTHON
+        wanted = TORCH | NUMPY | PYTHON if self._lends_all else self._draws.drawn
         # Noted one by one: an exception out of a signal handler may come in between.
         if wanted & TORCH:
             self._torch = _torch.get_state()
@@ -150,25 +160,23 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
 
     def seed(self, seed: int) -> None:
         """Seed those that are lent; ``torch.initial_seed()`` then is the seed, if torch's is."""
-        if self._is_watched and self._seeds is not None:  # they are seeded for the second time
-            self._drawn |= _moved(*self._seeds)
-        _, of_numpy = self._seeds = seed, numpy_seed(seed)
+        if self._is_watched and self._seed is not None:  # they are seeded for the second time
+            self._drawn |= _moved(self._seed)
+        self._seed = seed
         if self._torch is not None:
             _torch.manual_seed(seed)
         if self._bits is not None:
-            _numpy.seed(of_numpy)
+            _numpy.seed(numpy_seed(seed))
         if self._python is not None:
             random.seed(seed)
 
     def end(self) -> None:
         """Put them back; may be called again, and does then what was not done."""
-        draws, seeds, self._seeds = self._draws, self._seeds, None
-        if seeds is not None:
-            if self._is_watched:
-                if new := (self._drawn | _moved(*seeds)) & ~draws.drawn:
-                    self.late = draws.note(new)
-                draws.looked = draws.batches + 1
-            draws.batches += 1
+        draws, seed, self._seed = self._draws, self._seed, None
+        if seed is not None:
+            if self._is_watched and (new := (self._drawn | _moved(seed)) & ~draws.drawn):
+                self.late = draws.note(new)
+            draws.count(self._lends_all)
         if self._torch is not None:
             _torch.set_state(self._torch)
             self._torch = None
@@ -184,7 +192,7 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
         if self._states:
             for each, state in zip(self._held, self._states, strict=True):
                 each.write(state)
-            self._states = []
+            self._states = ()
         if self._lock is not None:
             self._lock.end()
 
@@ -202,10 +210,10 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
             self.end()
 
 
-def _moved(seed: int, of_numpy: int) -> int:
+def _moved(seed: int) -> int:
     """Return which generators are not where `BorrowedRng.seed` has put them; draws from them."""
     torchs, numpys, pythons = _scratch
-    numpys.seed(of_numpy)
+    numpys.seed(numpy_seed(seed))
     pythons.seed(seed)
     moved = 0
     if not torch.equal(torchs.manual_seed(seed).get_state(), _torch.get_state()):

@@ -128,7 +128,9 @@ class PassPosition:
         if latest is None:
             return
         self._last = latest
-        if latest >= self._batches:
+        if latest == self._batches:
+            self._batches = latest + 1
+        elif latest > self._batches:
             self._ahead.add(latest)
         while (done := self._batches) in self._ahead:
             self._batches = done + 1
