@@ -10,6 +10,7 @@ other get a warning when they are made (`lightning/trainer_plugin.py`).
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import warnings
 from importlib.metadata import PackageNotFoundError, version
@@ -55,6 +56,8 @@ if len({*_VERSIONS.values()}) == 1:
     _first = min((each.__name__ for each in _PACKAGES), key=[*sys.modules].index)
     rank_zero.log = logging.getLogger(f"{_first}.utilities.rank_zero")
 
+_BATCH_HOOKS: Final = [n for n in dir(Callback) if re.match("on_(.*_batch_|before_|after_)", n)]
+
 DATA_MODULES: Final[tuple[type, ...]] = tuple(each.LightningDataModule for each in _PACKAGES)
 TRAINERS: Final[tuple[type[Trainer], ...]] = tuple(each.Trainer for each in _PACKAGES)
 
@@ -64,7 +67,15 @@ if not TYPE_CHECKING:
         """Lightning's, under each of its names."""
 
     class Callback(*(each.Callback for each in _PACKAGES)):
-        """Lightning's, under each of its names."""
+        """Lightning's, under each of its names; without those hooks of a batch that do nothing.
+
+        For each hook that it can call, Lightning names and enters a profile, even for an empty one.
+        """
+
+        def __init__(self) -> None:
+            for name in _BATCH_HOOKS:
+                if getattr(type(self), name) is getattr(lightning.pytorch.Callback, name):
+                    setattr(self, name, None)
 
 
 def combined(loaders: object) -> Any:

@@ -36,6 +36,7 @@ class RandomStateCallback(Callback):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._saved: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:

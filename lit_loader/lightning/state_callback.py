@@ -65,6 +65,7 @@ class LoaderStateCallback(Callback):
     came_by_itself = False
 
     def __init__(self) -> None:
+        super().__init__()
         self._rank_states = RankStates()
         self._forget()
 
@@ -158,6 +159,8 @@ class LoaderStateCallback(Callback):
             if self._next_epoch is not None:
                 loader._core.passes.leave()
         self._resumed = states
+        if states:
+            vars(self).pop("on_train_batch_start", None)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -209,6 +212,8 @@ class LoaderStateCallback(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, *args: object, **kwargs: object) -> None:
         """Corrects the step that loggers see, with the first batch after a resume."""
+        if type(self).on_train_batch_start is LoaderStateCallback.on_train_batch_start:
+            self.on_train_batch_start = None  # type: ignore[assignment,method-assign]
         if not self._resumed:
             return
         self._resumed = []
