@@ -105,6 +105,7 @@ class PassPosition:
         self.start = start
         self._batches, self._ahead = start.batches, set(start.ahead)
         self._samplers = {start.batches: start.sampler}  # before these batches
+        self._kept = start.batches  # the first of them
         self.ended = False
         self.latest: Any = None  # the number of the batch given out last, if it is not counted yet
         self._last: int | None = None  # of the batch that was counted last
@@ -133,9 +134,9 @@ class PassPosition:
             self._batches = done + 1
             self._ahead.discard(done)
         # Not its own: `before_last` may ask for it.
-        if self._samplers:
-            for number in [n for n in self._samplers if n < min(latest, self._batches)]:
-                del self._samplers[number]
+        while self._samplers and self._kept < latest and self._kept < self._batches:
+            self._samplers.pop(self._kept, None)
+            self._kept += 1
         self.latest = None
 
     def take_back(self) -> None:
