@@ -12,7 +12,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -22,10 +22,9 @@ from lit_loader.core.batch.progress import BatchLog, Timings
 from lit_loader.core.epoch.loader_core import LoaderCore
 from lit_loader.core.system.linux import usable_processors
 from lit_loader.describe import short_repr
-
-if TYPE_CHECKING:  # a loop that nobody looks at does without
-    from lit_loader.profiling.statistics import LoaderStatistics, MemoryUse
-    from lit_loader.profiling.verdict import Evidence
+from lit_loader.profiling.resources import own_memory
+from lit_loader.profiling.statistics import LoaderStatistics, MemoryUse
+from lit_loader.profiling.verdict import Evidence
 
 __all__ = ["Recorder", "statistics_of"]
 
@@ -72,8 +71,6 @@ class Recorder:
 
     def summary(self, memory: MemoryUse | None = None, **around: Any) -> LoaderStatistics:
         """Return the statistics of all batches so far; ``around``: more fields of the evidence."""
-        from lit_loader.profiling.statistics import LoaderStatistics
-
         self.flush()
         waits = self.log.waits
         records, workers = self._judged(around.get("num_workers", 0))
@@ -117,8 +114,6 @@ class Recorder:
 
 def evidence_of(records: Sequence[Timings], hangs: Sequence[int] = (), **around: Any) -> Evidence:
     """Return what some batches show; ``hangs``: the moments at which hung workers were ended."""
-    from lit_loader.profiling.verdict import Evidence
-
     made = [_made(each) for each in records]
     first = [each for each in records if not each.step]
     clocked = [(each, took) for each, took in zip(records, made, strict=True) if each.processor]
@@ -191,9 +186,6 @@ def statistics_of(core: LoaderCore, memory: bool, caches: Mapping[str, int]) -> 
 
 
 def _memory_use(core: LoaderCore) -> MemoryUse:
-    from lit_loader.profiling.resources import own_memory
-    from lit_loader.profiling.statistics import MemoryUse
-
     keeper = core.keeper
     workers = {*filter(None, [keeper.pool, *(run.workers for run in keeper.alive())])}
     return MemoryUse(

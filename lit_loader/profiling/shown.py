@@ -33,9 +33,9 @@ class ShownLoader:
     def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, object]:
         """Return the figures at a moment, by the names that `top/picture.py` knows."""
         loader, log = core.loader, core.log
-        # A loader's first page, while its workers start, does without all that makes statistics.
-        statistics = core.seams.statistics(core, False) if log.summary or log.records else None
         then, *before = self._before
+        # The first page, while workers start, does without all that makes statistics.
+        statistics = core.seams.statistics(core, False) if then or log.records else None
         if now - then >= viewer_page.EVERY:
             figures = statistics and (statistics.batches, statistics.seconds, statistics.waited)
             self._before = now, *(figures or (0, 0.0, 0.0))
