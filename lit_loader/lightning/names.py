@@ -10,31 +10,25 @@ other get a warning when they are made (`lightning/trainer_plugin.py`).
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import warnings
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import lightning.pytorch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core import rank_zero
 
-if TYPE_CHECKING:
-    from lit_loader.loader import DataLoader
+from lit_loader.lightning.trainers import QuietHooks
 
 __all__ = [
     "DATA_MODULES",
     "TRAINERS",
     "Callback",
     "LightningDataModule",
-    "combined",
     "is_hook_of",
     "is_refused",
-    "our_loaders",
-    "train_loaders",
 ]
 
 
@@ -56,8 +50,6 @@ if len({*_VERSIONS.values()}) == 1:
     _first = min((each.__name__ for each in _PACKAGES), key=[*sys.modules].index)
     rank_zero.log = logging.getLogger(f"{_first}.utilities.rank_zero")
 
-_BATCH_HOOKS: Final = [n for n in dir(Callback) if re.match("on_(.*_batch_|before_|after_)", n)]
-
 DATA_MODULES: Final[tuple[type, ...]] = tuple(each.LightningDataModule for each in _PACKAGES)
 TRAINERS: Final[tuple[type[Trainer], ...]] = tuple(each.Trainer for each in _PACKAGES)
 
@@ -66,21 +58,8 @@ if not TYPE_CHECKING:
     class LightningDataModule(*DATA_MODULES):
         """Lightning's, under each of its names."""
 
-    class Callback(*(each.Callback for each in _PACKAGES)):
-        """Lightning's, under each of its names; without those hooks of a batch that do nothing.
-
-        For each hook that it can call, Lightning names and enters a profile, even for an empty one.
-        """
-
-        def __init__(self) -> None:
-            for name in _BATCH_HOOKS:
-                if getattr(type(self), name) is getattr(lightning.pytorch.Callback, name):
-                    setattr(self, name, None)
-
-
-def combined(loaders: object) -> Any:
-    """A loader, or a collection of them, as a CombinedLoader, which it may be already."""
-    return loaders if hasattr(loaders, "flattened") else CombinedLoader(loaders)
+    class Callback(QuietHooks, *(each.Callback for each in _PACKAGES)):
+        """Lightning's, under each of its names."""
 
 
 def is_hook_of(data_module: object, name: str) -> bool:
@@ -102,17 +81,3 @@ def is_refused() -> bool:
         stacklevel=2,
     )
     return True
-
-
-def our_loaders(loaders: object) -> list[DataLoader[object]]:
-    """Return those of a Trainer's loaders that are ours; it may have none, one, or a collection."""
-    if loaders is None or "lit_loader.loader" not in sys.modules:
-        return []
-    from lit_loader.loader import DataLoader
-
-    return [loader for loader in combined(loaders).flattened if isinstance(loader, DataLoader)]
-
-
-def train_loaders(trainer: Trainer) -> list[DataLoader[object]]:
-    """Return the Trainer's training loaders that are ours, in the order in which it keeps them."""
-    return our_loaders(trainer.train_dataloader)
