@@ -39,15 +39,11 @@ from lit_loader.core.options.checks import flag, is_dataset, is_list, known_keyw
 from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig, check_option
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.lightning.names import (
-    DATA_MODULES,
-    TRAINERS,
-    LightningDataModule,
-    combined,
-    is_hook_of,
-)
+from lit_loader.lightning.names import DATA_MODULES, TRAINERS, LightningDataModule, is_hook_of
 from lit_loader.lightning.noted_batches import wrappable
 from lit_loader.lightning.state_callback import LoaderStateCallback
+from lit_loader.lightning.state_hooks import StateHooks
+from lit_loader.lightning.trainers import combined
 from lit_loader.loader import DataLoader
 
 __all__ = ["SPLITS", "LoaderDataModule", "SwappedDataModule", "options_of"]
@@ -111,7 +107,7 @@ class MakesLoaders(_Base):  # type: ignore[misc]
         self.__dict__["trainer"] = value
         if isinstance(value, TRAINERS):  # and not a test's stand-in for one
             callbacks: list[object] = value.callbacks  # type: ignore[attr-defined]
-            if not any(isinstance(each, LoaderStateCallback) for each in callbacks):
+            if not any(isinstance(each, StateHooks) for each in callbacks):
                 value.callbacks = [LoaderStateCallback(), *callbacks]  # type: ignore[attr-defined]
 
     def _lit_make(

@@ -54,6 +54,7 @@ class LoaderMonitor(Callback):
     """
 
     def __init__(self, progress_bar: bool = True, print_verdict: bool = True) -> None:
+        super().__init__()
         self._progress_bar = flag("progress_bar", progress_bar)
         self._print_verdict = flag("print_verdict", print_verdict)
         self.statistics: dict[str, LoaderStatistics] = {}

@@ -13,27 +13,22 @@ import logging
 import sys
 import warnings
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import lightning.pytorch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core import rank_zero
 
-if TYPE_CHECKING:
-    from lit_loader.loader import DataLoader
+from lit_loader.lightning.trainers import QuietHooks
 
 __all__ = [
     "DATA_MODULES",
     "TRAINERS",
     "Callback",
     "LightningDataModule",
-    "combined",
     "is_hook_of",
     "is_refused",
-    "our_loaders",
-    "train_loaders",
 ]
 
 
@@ -63,13 +58,8 @@ if not TYPE_CHECKING:
     class LightningDataModule(*DATA_MODULES):
         """Lightning's, under each of its names."""
 
-    class Callback(*(each.Callback for each in _PACKAGES)):
+    class Callback(QuietHooks, *(each.Callback for each in _PACKAGES)):
         """Lightning's, under each of its names."""
-
-
-def combined(loaders: object) -> Any:
-    """A loader, or a collection of them, as a CombinedLoader, which it may be already."""
-    return loaders if hasattr(loaders, "flattened") else CombinedLoader(loaders)
 
 
 def is_hook_of(data_module: object, name: str) -> bool:
@@ -91,17 +81,3 @@ def is_refused() -> bool:
         stacklevel=2,
     )
     return True
-
-
-def our_loaders(loaders: object) -> list[DataLoader[object]]:
-    """Return those of a Trainer's loaders that are ours; it may have none, one, or a collection."""
-    if loaders is None or "lit_loader.loader" not in sys.modules:
-        return []
-    from lit_loader.loader import DataLoader
-
-    return [loader for loader in combined(loaders).flattened if isinstance(loader, DataLoader)]
-
-
-def train_loaders(trainer: Trainer) -> list[DataLoader[object]]:
-    """Return the Trainer's training loaders that are ours, in the order in which it keeps them."""
-    return our_loaders(trainer.train_dataloader)

@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_loader.describe import public
-from lit_loader.lightning.names import Callback, train_loaders
+from lit_loader.lightning.names import Callback
+from lit_loader.lightning.trainers import train_loaders
 
 __all__ = ["RandomStateCallback"]
 
@@ -36,6 +37,7 @@ class RandomStateCallback(Callback):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._saved: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:

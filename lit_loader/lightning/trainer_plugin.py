@@ -15,11 +15,9 @@ def callbacks() -> list[object]:
     """Lightning's hook, called by every Trainer when it is made."""
     if "lit_loader" not in sys.modules:
         return []
-    from lit_loader.lightning.state_callback import LoaderStateCallback
+    from lit_loader.lightning.state_hooks import by_itself
 
-    callback = LoaderStateCallback()
-    callback.came_by_itself = True
-    return [callback]
+    return [by_itself()]
 
 
 def callbacks_for_pytorch_lightning() -> list[object]:

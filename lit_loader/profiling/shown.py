@@ -6,6 +6,7 @@ is in the loader's statistics: nothing is counted for a viewer alone.
 
 from __future__ import annotations
 
+import operator
 from typing import Final
 
 from torch.utils.data import Dataset
@@ -13,7 +14,6 @@ from torch.utils.data import Dataset
 from lit_loader.core.epoch.loader_core import LoaderCore
 from lit_loader.core.sampling.batch_plan import BatchPlan
 from lit_loader.core.transport import viewer_page
-from lit_loader.profiling.statistics import LoaderStatistics
 
 __all__ = ["ShownLoader"]
 
@@ -25,21 +25,24 @@ class ShownLoader:
     """Returns what is shown of a loader; remembers what it has shown before, not the loader."""
 
     def __init__(self) -> None:
-        self._before = 0, LoaderStatistics()
+        self._before = 0, 0, 0.0, 0.0  # a moment, and the figures of then
         self._rate: float | None = None
         self._share: float | None = None
         self._length: tuple[int | None, int | None] = None, None
 
     def figures(self, core: LoaderCore, epoch: int, now: int) -> dict[str, object]:
         """Return the figures at a moment, by the names that `top/picture.py` knows."""
-        loader, statistics = core.loader, core.seams.statistics(core, False)
-        then, before = self._before
+        loader, log = core.loader, core.log
+        then, *before = self._before
+        # The first page, while workers start, does without all that makes statistics.
+        statistics = core.seams.statistics(core, False) if then or log.records else None
         if now - then >= viewer_page.EVERY:
+            figures = statistics and (statistics.batches, statistics.seconds, statistics.waited)
+            self._before = now, *(figures or (0, 0.0, 0.0))
             if then:
-                seconds = statistics.seconds - before.seconds
-                self._rate = (statistics.batches - before.batches) / max((now - then) / 1e9, 1e-9)
-                self._share = (statistics.waited - before.waited) / max(seconds, 1e-9)
-            self._before = now, statistics
+                batches, seconds, waited = map(operator.sub, self._before[1:], before)
+                self._rate = batches / max((now - then) / 1e9, 1e-9)
+                self._share = waited / max(seconds, 1e-9)
         rank, ranks = core.replica
         if self._length[0] != epoch:  # the length is perhaps that of the user's sampler
             self._length = epoch, _length(core.plan)
@@ -54,11 +57,11 @@ class ShownLoader:
             "ahead": core.depth,
             "batches_per_second": self._rate,
             "wait_share": self._share,
-            "restarts": statistics.worker_restarts,
-            "bad_samples": statistics.sample_errors,
+            "restarts": log.worker_restarts,
+            "bad_samples": log.counts["sample_errors"],
             # None on a loader's first page, and a short epoch may end before the second one.
-            "verdict": statistics.verdict if statistics.batches else "",
-            "events": list(core.log.events),
+            "verdict": statistics.verdict if statistics and statistics.batches else "",
+            "events": list(log.events),
         }
 
 

@@ -137,6 +137,7 @@ class SamplerBatches:
             return self._rank_batches()
         # It is opened with the seed of the pass's start: many samplers draw their order in iter().
         self._digest, self._groups, self._head = 0, 0, list[object]()
+        self._whose = _whose(self._plan)
         source, given = self._plan.source, self._given
         generator = generator_of(source)
         own = {part: given[part] for part in ("sampler", ITERATOR) if part in given}
@@ -152,7 +153,7 @@ class SamplerBatches:
             self._items = self._begin({})
         elif own:
             self._groups, self._head = number, list(given.get("head", ()))
-            self._items = itertools.chain(given.get("due", ()), _going_on(self._items))
+            self._items = itertools.chain(given.get("due", ()), self._items)
         elif number:
             for _ in range(number):
                 if len(self._next_group()) < self._group_size:
@@ -186,45 +187,52 @@ class SamplerBatches:
         self._is_still = isinstance(inner, ComputedOrder) or type(inner) in _NO_GLOBAL_DRAWS
         opened = self._opened = self._lent(lambda: OpenStream(inner, "sampler", own, role=role))
         items: Iterator[object] = opened.iterator
+        if type(items) not in _PLAIN:
+            items = _going_on(items)
         if is_loaded:
             items = _resumed(items, inner, role)
         if not cuts:
             return items
         cutter = copy.copy(source)
-        cutter.sampler = _going_on(items)
+        cutter.sampler = items
         return iter(cutter)
 
     def _rank_batches(self) -> Iterator[object]:
         """Draw this rank's batches."""
-        plan, shard = self._plan, self._plan.shard
-        group = self._next_group()
-        while group:  # after its end a sampler is not asked again: some begin again then
-            mine = shard.deal(group, self._head)
+        plan, shard, whole = self._plan, self._plan.shard, self._group_size
+        batched, single, is_alone = plan.batched, plan.single, shard.num_replicas == 1
+        while group := self._next_group():
+            mine = group if is_alone else shard.deal(group, self._head)
             if mine and not (plan.drop_last and len(mine) < plan.size):
-                if plan.batched and type(mine[0]) is not list:
+                if batched and type(mine[0]) is not list:
                     _refuse_single(mine[0])
-                yield mine[0] if plan.single else mine
-            group = self._next_group() if len(group) == self._group_size else []
+                yield mine[0] if single else mine
+            if len(group) < whole:  # after its end a sampler is not asked again: some begin again
+                return
 
     def _next_group(self) -> list[object]:
         """Draw the items of all ranks for one batch of each."""
-        group = self._lent(lambda: list(itertools.islice(_going_on(self._items), self._group_size)))
-        self._groups += 1
-        assert self._opened is not None
-        if not self._opened.stateful:
+        draws, opened, number = self._draws, self._opened, self._groups
+        if number and (self._is_still or not (draws.drawn or draws.batches >= draws.due)):
+            draws.batches += 1
+            group = [*itertools.islice(self._items, self._group_size)]
+        else:
+            group = self._lent(lambda: [*itertools.islice(self._items, self._group_size)])
+        self._groups = number + 1
+        assert opened is not None
+        if not opened.asked or not opened.stateful:
             self._digest = digest(group, self._digest)
-        if self._groups == 1 and not self._first:
+        if not number and not self._first:
             self._note_start(group)
-        missing = self._head_size - len(self._head)
-        if missing > 0:
-            self._head += group[:missing]
+        if self._head_size:
+            self._head += group[: self._head_size - len(self._head)]
         return group
 
     def _note_start(self, first: list[object]) -> None:
         """Note what leads to the start of the pass, once its first items are drawn."""
         assert self._opened is not None
         if self._opened.stateful:
-            self.at_start = {**(self._opened.state() or {}), "due": first}
+            self.at_start = {**(self._opened.state() or {}), "due": [*first]}
         elif self._generator is not None:
             self.at_start = {"generator": self._generator}
 
@@ -234,29 +242,29 @@ class SamplerBatches:
         Many draw their order when they begin, and nothing after it: then all generators are lent,
         and after it those that a batch was seen to draw from.
         """
-        draws, begins = self._draws, not self._groups
-        is_due = draws.batches >= draws.due
-        if self._is_still or not (begins or draws.drawn or is_due):
-            draws.batches += not begins
+        if self._is_still:
             return draw()
-        with BorrowedRng(draws, always=begins, watched=not begins and is_due) as rng:
+        draws, begins = self._draws, not self._groups
+        watched = not begins and draws.batches >= draws.due
+        with BorrowedRng(draws, always=begins, watched=watched) as rng:
             rng.seed(extend(self._seed, self._groups) >> 1)
             return draw()
 
     def _state(self) -> Mapping[str, object]:
         """Return what the sampler must remember after the batch drawn last."""
-        assert self._opened is not None
-        if self._opened.stateful:
-            state = self._opened.state() or {}
+        opened, generator = self._opened, self._generator
+        assert opened is not None
+        if opened.asked and opened.stateful:
+            state = opened.state() or {}
             return {**state, "head": list(self._head)} if self._head_size else state
-        state = {"drawn": [self._digest, *_whose(self._plan)]}
-        return state if self._generator is None else {"generator": self._generator, **state}
+        drawn = [self._digest, *self._whose]
+        return {"drawn": drawn} if generator is None else {"generator": generator, "drawn": drawn}
 
     def _compare(self, number: int) -> None:
         """Warn if the sampler, drawn again, gives other indices than before the state was taken."""
         drawn = tuple(self._given.get("drawn", ()))
         # At the pass's end nothing is lost, and another rank's share is another one.
-        if drawn[1:] != _whose(self._plan) or drawn[0] == self._digest or self._plan.is_end(number):
+        if drawn[1:] != self._whose or drawn[0] == self._digest or self._plan.is_end(number):
             return
         warnings.warn(
             f"lit_loader: the resume is not exact. {type(self._plan.source).__name__} gives other "
@@ -284,11 +292,10 @@ def _going_on(items: Iterator[_T]) -> Iterator[_T]:
 
 def _resumed(items: Iterator[_T], sampler: object, role: str) -> Iterator[_T]:
     """Draw from a sampler that was given a state; whether that is one shows at the first item."""
-    going_on = _going_on(items)
     with resuming(sampler, role):
-        first = [*itertools.islice(going_on, 1)]
+        first = [*itertools.islice(items, 1)]
     yield from first
-    yield from going_on
+    yield from items
 
 
 _RANDOM: Final = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -300,6 +307,9 @@ _NO_GLOBAL_DRAWS: Final = (
 
 
 _ONCE_ONLY: Final = (types.GeneratorType, map, filter, zip, itertools.chain, itertools.islice)
+
+_PLAIN: Final = {*_ONCE_ONLY, *map(type, (iter([]), iter(()), iter(range(0)), iter(np.empty(0))))}
+"""Iterators that return themselves in ``iter``, and do nothing else."""
 
 
 def _whose(plan: BatchPlan) -> tuple[int, int]:

@@ -104,8 +104,9 @@ class PassPosition:
         """Begin here, with nothing yielded yet."""
         self.start = start
         self._batches, self._ahead = start.batches, set(start.ahead)
-        # Before batches of these numbers.
+        # Before batches of these numbers, from that one on.
         self._samplers = {} if start.sampler is None else {start.batches: start.sampler}
+        self._kept = start.batches
         self.ended = False
         self.latest: Any = None  # the number of the batch given out last, if it is not counted yet
         self._last: int | None = None  # of the batch that was counted last
@@ -136,9 +137,9 @@ class PassPosition:
             self._batches = done + 1
             self._ahead.discard(done)
         # Not its own: `before_last` may ask for it.
-        if self._samplers:
-            for number in [n for n in self._samplers if n < min(latest, self._batches)]:
-                del self._samplers[number]
+        while self._samplers and self._kept < latest and self._kept < self._batches:
+            self._samplers.pop(self._kept, None)
+            self._kept += 1
         self.latest = None
 
     def take_back(self) -> None:

@@ -16,7 +16,6 @@ import json
 import marshal
 import random
 import zlib
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -28,10 +27,10 @@ from lit_loader.core.state.state_validation import damaged
 _LIST_HEADER: Final = 5
 
 
-def digest(items: Sequence[object], before: int = 0) -> int:
+def digest(items: list[object], before: int = 0) -> int:
     """Return 32 bits that tell what was drawn behind ``before``, in whatever groups."""
     try:
-        data = marshal.dumps(list(items), 2)  # a version that knows nothing of shared objects
+        data = marshal.dumps(items, 2)  # a version that knows nothing of shared objects
     except ValueError:
         data = marshal.dumps([_told(item) for item in items], 2)
     return zlib.crc32(data[_LIST_HEADER:], before)
