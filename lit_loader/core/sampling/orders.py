@@ -57,6 +57,7 @@ _GOLDEN = _word(0x9E37_79B9_7F4A_7C15)
 _MULTIPLIER_1 = _word(0xBF58_476D_1CE4_E5B9)
 _MULTIPLIER_2 = _word(0x94D0_49BB_1331_11EB)
 _30, _27, _31, _32 = map(_word, (30, 27, 31, 32))
+_STEPS: _Words = np.arange(1, TABLE_LENGTH + 1, dtype=np.uint64) * _GOLDEN
 
 
 class Permutation:
@@ -124,11 +125,8 @@ def _add_random(digit: _Words, radix: _Words, other: _Words, key: _Words) -> _Wo
 
 
 def _random_words(count: int, seed: int) -> _Words:
-    """Return ``count`` words of the SplitMix64 stream that starts at a mixed seed."""
-    words = np.arange(1, count + 1, dtype=np.uint64)
-    words *= _GOLDEN
-    words += _word(mix(seed))
-    return _mix(words)
+    """Return up to `TABLE_LENGTH` words of the SplitMix64 stream that starts at a mixed seed."""
+    return _mix(_STEPS[:count] + _word(mix(seed)))
 
 
 def _mix(words: _Words) -> _Words:

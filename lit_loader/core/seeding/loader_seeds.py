@@ -90,11 +90,8 @@ class LoaderSeeds:
             return None
         generator = self._generator()
         with lock:  # a batch of another thread's may have borrowed it
-            number = torch.empty((), dtype=torch.int64, device=generator.device)
-            first = int(number.random_(generator=generator))
-            for _ in range(1, numbers):
-                number.random_(generator=generator)
-        return first
+            drawn = torch.empty(numbers, dtype=torch.int64, device=generator.device)
+            return int(drawn.random_(generator=generator).tolist()[0])
 
     def base(self, drawn: int | None, held: dict[str, int]) -> int | None:
         """Return what all passes follow from; None: each has the seed that it has drawn.
