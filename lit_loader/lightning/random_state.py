@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lit_loader.describe import public
 from lit_loader.lightning.names import Callback
-from lit_loader.lightning.trainers import train_loaders
+from lit_loader.lightning.trainers import our_loaders
 
 __all__ = ["RandomStateCallback"]
 
@@ -76,5 +76,5 @@ class RandomStateCallback(Callback):
         """Restore them once more: what comes before the first step may have drawn."""
         if self.restore():
             self._saved = None
-            for loader in train_loaders(trainer):
+            for loader in our_loaders(trainer.train_dataloader):
                 loader._core.draw_again()

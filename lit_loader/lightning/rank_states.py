@@ -1,6 +1,6 @@
 """`RankStates`: puts the readers of all ranks into the checkpoint that the first rank writes.
 
-Used by `lightning/state_callback.py` where loaders have numbered readers: there a rank's state
+Used by `lightning/state_hooks.py` where loaders have numbered readers: there a rank's state
 holds the readers of that rank alone::
 
     rank 1, 2, … ── own states ──▶ the job's store ──▶ rank 0: merge_states ──▶ checkpoint

@@ -32,7 +32,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lit_loader.errors import StateError
 from lit_loader.lightning.rank_states import RankStates
-from lit_loader.lightning.trainers import QuietHooks, our_loaders, train_loaders
+from lit_loader.lightning.trainers import QuietHooks, our_loaders
 from lit_loader.profiling import resources
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class StateHooks(QuietHooks):
         Raises:
             StateError: The checkpoint has the states of another number of loaders.
         """
-        before, self._loaders = self._loaders, train_loaders(trainer)
+        before, self._loaders = self._loaders, our_loaders(trainer.train_dataloader)
         states, self._saved = [*filter(_is_ours, self._saved)], []
         if states and len(states) != len(self._loaders):
             raise StateError(
@@ -284,12 +284,8 @@ class LoaderStateCallback(StateHooks, Callback):
 
 def by_itself() -> StateHooks:
     """Return the callback of a Trainer whose program has not passed one."""
-    kind: type[StateHooks] = LoaderStateCallback
-    if "lit_loader.lightning.names" in sys.modules:
-        from lit_loader.lightning import state_callback
-
-        kind = state_callback.LoaderStateCallback
-    callback = kind()
+    of_both = sys.modules.get("lit_loader.lightning.state_callback")
+    callback: StateHooks = (of_both or sys.modules[__name__]).LoaderStateCallback()
     callback.came_by_itself = True
     return callback
 

@@ -8,6 +8,7 @@ lives in the package.
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 
@@ -26,4 +27,7 @@ def callbacks_for_pytorch_lightning() -> list[object]:
         return []
     from lit_loader.lightning.names import is_refused
 
-    return [] if is_refused() else callbacks()
+    if is_refused():
+        return []
+    importlib.import_module("lit_loader.lightning.state_callback")  # for Trainers of both names
+    return callbacks()

@@ -6,13 +6,12 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import CombinedLoader
 
 if TYPE_CHECKING:
     from lit_loader.loader import DataLoader
 
-__all__ = ["QuietHooks", "combined", "our_loaders", "train_loaders"]
+__all__ = ["QuietHooks", "combined", "our_loaders"]
 
 _OF_BATCHES: Final = re.compile("on_(.*_batch_|before_|after_)")
 
@@ -35,14 +34,12 @@ def combined(loaders: object) -> Any:
 
 
 def our_loaders(loaders: object) -> list[DataLoader[object]]:
-    """Return those of a Trainer's loaders that are ours; it may have none, one, or a collection."""
+    """Return those of a Trainer's loaders that are ours, in its order.
+
+    It may have none, one, or a collection.
+    """
     if loaders is None or "lit_loader.loader" not in sys.modules:
         return []
     from lit_loader.loader import DataLoader
 
     return [loader for loader in combined(loaders).flattened if isinstance(loader, DataLoader)]
-
-
-def train_loaders(trainer: Trainer) -> list[DataLoader[object]]:
-    """Return the Trainer's training loaders that are ours, in the order in which it keeps them."""
-    return our_loaders(trainer.train_dataloader)

@@ -154,12 +154,12 @@ class SamplerBatches:
         elif own:
             self._groups, self._head = number, list(given.get("head", ()))
             self._items = itertools.chain(given.get("due", ()), self._items)
-        elif number:
-            for _ in range(number):
-                if len(self._next_group()) < self._group_size:
-                    break
+        batches = self._rank_batches()
+        if number and not own:
+            for _ in itertools.islice(batches, number):
+                pass
             self._compare(number)
-        return self._rank_batches()
+        return batches
 
     def _is_seeded_anew(self, packed: bytes, generator: object) -> bool:
         """Whether the program has seeded the sampler's generator for the pass that begins.
@@ -198,35 +198,30 @@ class SamplerBatches:
         return iter(cutter)
 
     def _rank_batches(self) -> Iterator[object]:
-        """Draw this rank's batches."""
-        plan, shard, whole = self._plan, self._plan.shard, self._group_size
-        batched, single, is_alone = plan.batched, plan.single, shard.num_replicas == 1
-        while group := self._next_group():
-            mine = group if is_alone else shard.deal(group, self._head)
+        """Draw this rank's batches: its part of each group of items of all ranks."""
+        plan, draws, opened = self._plan, self._draws, self._opened
+        items, whole = self._items, self._group_size
+        assert opened is not None
+        while True:
+            if self._groups and (self._is_still or not (draws.drawn or draws.batches >= draws.due)):
+                draws.batches += 1
+                group = [*itertools.islice(items, whole)]
+            else:
+                group = self._lent(lambda: [*itertools.islice(items, whole)])
+            self._groups += 1
+            if not opened.asked or not opened.stateful:
+                self._digest = digest(group, self._digest)
+            if self._groups == 1 and not self._first:
+                self._note_start(group)
+            if self._head_size:
+                self._head += group[: self._head_size - len(self._head)]
+            mine = group if plan.shard.num_replicas == 1 else plan.shard.deal(group, self._head)
             if mine and not (plan.drop_last and len(mine) < plan.size):
-                if batched and type(mine[0]) is not list:
+                if plan.batched and type(mine[0]) is not list:
                     _refuse_single(mine[0])
-                yield mine[0] if single else mine
+                yield mine[0] if plan.single else mine
             if len(group) < whole:  # after its end a sampler is not asked again: some begin again
                 return
-
-    def _next_group(self) -> list[object]:
-        """Draw the items of all ranks for one batch of each."""
-        draws, opened, number = self._draws, self._opened, self._groups
-        if number and (self._is_still or not (draws.drawn or draws.batches >= draws.due)):
-            draws.batches += 1
-            group = [*itertools.islice(self._items, self._group_size)]
-        else:
-            group = self._lent(lambda: [*itertools.islice(self._items, self._group_size)])
-        self._groups = number + 1
-        assert opened is not None
-        if not opened.asked or not opened.stateful:
-            self._digest = digest(group, self._digest)
-        if not number and not self._first:
-            self._note_start(group)
-        if self._head_size:
-            self._head += group[: self._head_size - len(self._head)]
-        return group
 
     def _note_start(self, first: list[object]) -> None:
         """Note what leads to the start of the pass, once its first items are drawn."""
