@@ -28,6 +28,7 @@ TORCH, OURS = "torch", "lit_loader"
 FIGURES = ("clock", "cpu", "whole_clock", "whole_cpu")
 QUIET = 0.5  # CPU cores that others may use while figures are called quiet
 LIMIT = 300  # seconds for one run
+NOT_INSTALLED = "not installed"
 
 
 class NotCompared(Exception):
@@ -103,14 +104,14 @@ def measured(measure, names, count, path, packages):
     `measure` makes a pair from the name of a program and the number of the pair.
     """
     compileall.compile_dir(str(package_folder()), quiet=1)
-    found = {"where": where(packages), "programs": {}, "not_compared": [], "failed": []}
+    found = {"where": where(packages), "programs": {}, "not_compared": {}, "failed": {}}
     for name in names:
         try:
             pairs = [measure(name, number) for number in range(count)]
         except NotCompared as reason:
-            found["not_compared"].append(f"{name}: {reason}")
+            found["not_compared"][name] = str(reason)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
-            found["failed"].append(f"{name}: {error}")
+            found["failed"][name] = str(error)
         else:
             found["programs"][name] = {"pairs": pairs}
             row = summary(pairs)
@@ -161,6 +162,35 @@ def where(packages):
 
 
 # --- what is shown ---
+
+
+def merged(files):
+    """Return the figures of several files as one. A program counts where it comes first.
+
+    That it is not installed counts where nothing else is known of it.
+    """
+    found = {"programs": {}}
+    for each in files:
+        found["programs"] = {**each["programs"], **found["programs"]}
+    for kind in ("not_compared", "failed"):
+        said = [item for each in files for item in each[kind].items()]
+        said.sort(key=lambda item: item[1] != NOT_INSTALLED)
+        found[kind] = {name: reason for name, reason in said if name not in found["programs"]}
+    return found
+
+
+def listed(reasons):
+    return "\n".join(f"{name}: {reason}" for name, reason in reasons.items())
+
+
+def made_on(where):
+    """Say by what figures were made: versions, machine, date."""
+    versions = where["versions"]
+    day = datetime.datetime.fromisoformat(where["date"])
+    return (
+        f"lit_loader {versions[OURS]}, torch {versions['torch']}, Python {where['python']}; "
+        f"{where['cpu']}, {where['cores']} CPU cores, no GPU; {day.day} {day:%B %Y}."
+    )
 
 
 def by_ratio(found):
@@ -216,7 +246,6 @@ def parser(doc):
         "--only", action="append", metavar="NAME", help="programs with NAME in their title"
     )
     found.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    found.add_argument("--read", type=Path, metavar="FILE", help="show figures that --json wrote")
     found.add_argument("--body", nargs=3, help=argparse.SUPPRESS)
     return found
 
@@ -224,7 +253,7 @@ def parser(doc):
 def chosen(options, parser, names):
     """Return the names of the programs that `--only` chooses."""
     wanted = options.only or [""]
-    found = [name for name in names if any(each in name for each in wanted)]
+    found = [name for name in names if any(each.lower() in name.lower() for each in wanted)]
     if not found:
         parser.error(f"no program has {' or '.join(wanted)} in its title")
     return found

@@ -22,12 +22,16 @@ def note(numbers):
     _numbers.extend(numbers.flatten().tolist() if hasattr(numbers, "flatten") else numbers)
 
 
-@contextlib.contextmanager
-def training(epochs):
-    """Measure what stands below. For each epoch count the samples by how often each came."""
+def seed():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@contextlib.contextmanager
+def training(epochs):
+    """Measure what stands below. For each epoch count the samples by how often each came."""
+    seed()
     children = used(resource.RUSAGE_CHILDREN)
     own, began = used(resource.RUSAGE_SELF), time.perf_counter()
     yield

@@ -1,7 +1,7 @@
 """Programs of real packages, with torch's DataLoader and with lit_loader's.
 
     python examples/benchmark/real/run.py [--pairs 5] [--only NAME] [--json FILE]
-    python examples/benchmark/real/run.py --read FILE  # figures that were measured
+    python examples/benchmark/real/run.py --read FILE [FILE]  # figures that were measured
 
 `programs` has a program for each package, named as the package is installed. Each run of a program
 is a new process. torch's loader and lit_loader's take turns; `lit_loader.replace_torch()` is what
@@ -62,6 +62,7 @@ def run_body(title, loader):
         make(iterator, *arguments, **options)
 
     torch_loader._BaseDataLoaderIter.__init__ = counted
+    measured.seed()
     runpy.run_path(str(PROGRAMS[title]), run_name="__main__")
     return {**measured.FIGURES, "passes_of_torch": passes}
 
@@ -71,7 +72,7 @@ def measure(title, number):
     try:
         importlib.metadata.version(PROGRAMS[title].stem)
     except importlib.metadata.PackageNotFoundError:
-        raise pairs.NotCompared("not installed") from None
+        raise pairs.NotCompared(pairs.NOT_INSTALLED) from None
     run = partial(pairs.run, __file__, "--body", title, **ENVIRONMENT)
     pair = pairs.pair_of(run, number)
     for loader in (TORCH, OURS):
@@ -110,19 +111,31 @@ def messages(made):
     return " ".join(sorted({each for pair in made for each in pair[OURS]["messages"]}))
 
 
+def versions(found):
+    """Say which packages were installed."""
+    installed = found["where"]["versions"].items()
+    return ", ".join(f"{name} {version}" for name, version in installed if version is not None)
+
+
 def main():
     parser = pairs.parser(__doc__)
+    parser.add_argument(
+        "--read", type=Path, nargs="+", metavar="FILE", help="show figures that --json wrote"
+    )
     options = parser.parse_args()
     if options.body:
         title, loader, path = options.body
         Path(path).write_text(json.dumps(run_body(title, loader)))
         return
     if options.read:
-        found = json.loads(options.read.read_text())
+        files = [json.loads(file.read_text()) for file in options.read]
     else:
         packages = ("torch", "numpy", *(path.stem for path in PROGRAMS.values()))
         titles = pairs.chosen(options, parser, PROGRAMS)
-        found = pairs.measured(measure, titles, options.pairs, options.json, packages)
+        files = [pairs.measured(measure, titles, options.pairs, options.json, packages)]
+    found = pairs.merged(files)
+    for each in files:
+        print(f"{pairs.made_on(each['where'])}\n{versions(each)}\n")
     if found["programs"]:
         pairs.print_table(
             found,
@@ -131,9 +144,9 @@ def main():
             messages=messages,
         )
     if found["not_compared"]:
-        print("\nNot compared:", *found["not_compared"], sep="\n")
+        print(f"\nNot compared:\n{pairs.listed(found['not_compared'])}")
     if found["failed"]:
-        raise SystemExit("failed:\n" + "\n".join(found["failed"]))
+        raise SystemExit(f"failed:\n{pairs.listed(found['failed'])}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ but imports and the making of data. The last two columns are of the whole proces
 from __future__ import annotations
 
 import cProfile
-import datetime
 import gc
 import json
 import pstats
@@ -77,13 +76,9 @@ def measure(name, number):
 
 def caption(found):
     """Return what the picture says of its figures: versions, machine, date, range, load."""
-    made = found["where"]
     counts = [len(each["pairs"]) for each in found["programs"].values()]
-    versions = made["versions"]
-    day = datetime.datetime.fromisoformat(made["date"])
     return (
-        f"lit_loader {versions[OURS]}, torch {versions['torch']}, Python {made['python']}; "
-        f"{made['cpu']}, {made['cores']} CPU cores, no GPU; {day.day} {day:%B %Y}.\n"
+        f"{pairs.made_on(found['where'])}\n"
         f"In brackets: torch's time. Bars: medians of {min(counts)} pairs of runs; "
         f"lines: the range. {pairs.note(found)}"
     )
@@ -108,6 +103,7 @@ def draw(found, path):
 def main():
     parser = pairs.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="two pairs of each program")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="show figures that --json wrote")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a picture")
     parser.add_argument("--profile", type=int, metavar="LINES", help="profile the bodies instead")
     options = parser.parse_args()
@@ -134,7 +130,7 @@ def main():
         if options.plot:
             draw(found, options.plot)
     if found["failed"]:
-        raise SystemExit("failed:\n" + "\n".join(found["failed"]))
+        raise SystemExit(f"failed:\n{pairs.listed(found['failed'])}")
 
 
 if __name__ == "__main__":
