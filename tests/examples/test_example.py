@@ -63,8 +63,6 @@ assert not {{"torch", "lightning"}} & set(sys.modules)
     assert "num_workers: 2" in printed
 
 
-# --- the notebook, from its first cell to its last, by a kernel of Jupyter's ---
-
 NOTEBOOK = EXAMPLES / "five_minutes.ipynb"
 
 RUN_NOTEBOOK = """

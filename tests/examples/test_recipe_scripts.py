@@ -91,8 +91,6 @@ def test_migration_trains_the_same(examples: None) -> None:
     assert before == after
 
 
-# --- fabric.py: interrupted, resumed, in two processes ---
-
 STEPS = 17  # an epoch of 1,077 images in batches of 64
 
 

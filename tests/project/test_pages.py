@@ -1,9 +1,10 @@
 """The pages are short and in plain English: words per page, words that are not used, a tagline."""
 
+import ast
 import re
 
 import lit_loader
-from tests.project.readmes import PAGES, ROOT, TOP, text_of, without_fenced
+from tests.project.readmes import PAGES, ROOT, TOP, sections, text_of, without_fenced
 
 BUDGETS = {
     "README.md": 450,
@@ -13,6 +14,7 @@ BUDGETS = {
     "conf/README.md": 1800,
     "examples/benchmark/README.md": 1650,
     "examples/benchmark/jobs/README.md": 800,
+    "examples/benchmark/real/README.md": 250,
     "examples/benchmark/small/README.md": 350,
     "lit_loader/CHANGELOG.md": 1300,
     "lit_loader/DESIGN.md": 800,
@@ -78,3 +80,16 @@ def test_there_is_one_tagline() -> None:
     tagline = (lit_loader.__doc__ or "").splitlines()[0].rstrip(".")
     for place in ("README.md", "pyproject.toml", ".docs/mkdocs.yml"):
         assert tagline in (ROOT / place).read_text(encoding="utf-8"), place
+
+
+def test_each_package_of_the_page_has_a_program() -> None:
+    """With the version that the page names. fastai keeps its own loader, and is no part of it."""
+    folder = ROOT / "examples" / "benchmark" / "real"
+    pins = "".join(map(text_of, folder.glob("*.txt"))).replace("-", "_")
+    versions = dict(re.findall(r"^(\w+)==(\d+\.\d+)", pins, re.MULTILINE))
+    files = {path.stem: text_of(path) for path in folder.glob("programs/*.py")}
+    titles = {name: ast.get_docstring(ast.parse(text)) or "" for name, text in files.items()}
+    page = sections(PAGES["examples/migrate/README.md"])["Real projects"]
+    named = dict(re.findall(r"(?:^|, |also )([\w-]+) (\d+\.\d+)", page, re.MULTILINE))
+    made = {title.partition(":")[0]: versions[name] for name, title in titles.items()}
+    assert made == {**named, "fastai": made["fastai"]}

@@ -38,7 +38,6 @@ from tests.support.sources import below
 
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
 
-
 THEMES = {
     "What most programs need": "batch_size shuffle sampler batch_sampler drop_last collate_fn "
     "num_workers persistent_workers prefetch_factor pin_memory seed timeout num_replicas rank "
@@ -130,8 +129,6 @@ def test_each_id_of_a_message_has_its_place_on_the_troubleshooting_page() -> Non
     listed = re.findall(r"^### (LL\d{3})$", text_of(TROUBLESHOOTING), flags=re.MULTILINE)
     assert sorted(listed) == sorted(found) and len(listed) <= 110
 
-
-# --- commands and code: what they name is there, and what can be run is run ---
 
 # The two marked commands of the top page are run by .ci/run, the recipes by tests/examples.
 

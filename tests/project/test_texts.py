@@ -18,8 +18,6 @@ from lit_loader import (
 )
 from tests.support.samples import Counting
 
-# --- errors of workers ---
-
 
 class Ending(TensorDataset):
     """Its third sample ends the worker that reads it."""
@@ -40,9 +38,6 @@ def test_a_death_has_no_second_traceback() -> None:
     assert "BoardRow" not in shown
     message = str(caught.value)
     assert "exited by itself with code 7: something in the dataset, collate_fn or" in message
-
-
-# --- repr ---
 
 
 DATA = TensorDataset(torch.arange(10))
