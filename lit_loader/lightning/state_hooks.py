@@ -153,8 +153,6 @@ class StateHooks(QuietHooks):
             if self._next_epoch is not None:
                 loader._core.passes.leave()
         self._resumed = states
-        if states:
-            vars(self).pop("on_train_batch_start", None)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -206,8 +204,6 @@ class StateHooks(QuietHooks):
 
     def on_train_batch_start(self, trainer: Trainer, *args: object, **kwargs: object) -> None:
         """Corrects the step that loggers see, with the first batch after a resume."""
-        if type(self).on_train_batch_start is StateHooks.on_train_batch_start:
-            self.on_train_batch_start = None  # type: ignore[assignment,method-assign]
         if not self._resumed:
             return
         self._resumed = []
