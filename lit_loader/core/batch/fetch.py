@@ -78,12 +78,7 @@ class MapFetcher:
             return self.each(lambda index, _: dataset[index], indices, progress)
         samples: list[object] = []
         if self._batched and before is None and progress.is_quick:
-            progress.samples = samples
-            if not progress.clocks:
-                for index in indices:
-                    samples.append(dataset[index])
-                return samples
-            times = [_clock()]
+            progress.samples, times = samples, [_clock()]
             for index in indices:
                 samples.append(dataset[index])
                 times.append(_clock())

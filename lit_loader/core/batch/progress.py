@@ -78,8 +78,6 @@ class Progress:
         # before were quick. A message about a dead worker then names the batch, and who makes it
         # again announces each.
         self.is_quick = not self._has_board
-        # Whether they are clocked one by one; not after a batch of many that were quick.
-        self.clocks = True
         self.samples: list[object] | None
         self._last = 0  # when the sample that is being read was begun
         self.token = 0  # that of the epoch whose batch is being made
@@ -117,12 +115,12 @@ class Progress:
         now = self.fetched = _clock()
         if self._place >= 0 and now - self._last > self.slowest:
             self.slowest, self.slowest_at = now - self._last, self._place
-        self.clocks = samples < _MANY or now - self.began > _QUICK * samples
         if self._has_board:
             row = self._row
             row[board.STAGE] = Stage.COLLATING
             row[board.SINCE] = now
-            self.is_quick = not (self.clocks or self.each)
+            is_quick = samples >= _MANY and now - self.began < _QUICK * samples
+            self.is_quick = is_quick and not self.each
         self._place, self.samples = -1, None
 
     def encoding(self) -> None:
