@@ -180,12 +180,11 @@ def test_refused_while_instantiating(application: Compose, override: str, part: 
 def test_the_override_that_people_type_works(application: Compose) -> None:
     """Both places of the common options; a sampler takes the place of the shuffling."""
     overrides = "data.loader.num_workers=4", "loader.prefetch_factor=3", "data.val.num_workers=1"
-    more = "+data.train.sampler=[3,1]", "+data.seed=5"
-    configs = module(application(*overrides, *more)).configs
+    configs = module(application(*overrides, "+data.train.sampler=[3,1]", "+data.seed=5")).configs
     found = {one: (own.num_workers, own.prefetch_factor) for one, own in configs.items()}
     assert found == {"train": (4, 3), "val": (1, 3), "test": (4, 3), "predict": (4, 3)}
-    assert {own.seed for own in configs.values()} == {5}
     assert (configs["train"].shuffle, configs["train"].sampler) == (None, [3, 1])
+    assert {own.seed for own in configs.values()} == {5}
 
 
 def test_datasets_are_mandatory(tmp_path: Path) -> None:

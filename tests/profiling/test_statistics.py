@@ -75,9 +75,6 @@ def test_batches_are_counted_beyond_what_is_kept_of_each() -> None:
     assert sum(1 for _ in loader) == loader.statistics().batches == WINDOW + 9
 
 
-# --- delays are found where they were put ---
-
-
 @pytest.mark.parametrize(
     ("stage", "num_workers"),
     # Nothing is encoded or decoded without workers.
@@ -98,9 +95,6 @@ def test_a_delay_between_batches_is_the_loops(num_workers: int) -> None:
     loader = DataLoader(Rows(24), SAMPLES, num_workers=num_workers)
     took = [delay() for _ in loader]
     assert loader.statistics().step >= sum(took[:-1]) / 1e9
-
-
-# --- the latest batches ---
 
 
 def test_the_verdict_judges_the_latest_batches() -> None:
