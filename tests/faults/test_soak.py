@@ -227,7 +227,7 @@ def strike(targets: list[Lane], over: threading.Event) -> None:
                 os.kill(pid, signal.SIGKILL)
             else:
                 keeper = lane.loader._core.keeper
-                pools = [run.workers for run in keeper.runs if getattr(run, "workers", None)]
+                pools = [run.workers for run in keeper.alive() if getattr(run, "workers", None)]
                 process = rng.choice((pools or [keeper.pool])[0].processes)
                 signal.pidfd_send_signal(process.sentinel, kind)
 

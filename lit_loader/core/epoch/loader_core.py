@@ -259,7 +259,7 @@ class LoaderCore:
         made: LoaderIterator[Any] = LoaderIterator(self, drawn, not workers, pin)
         passes.newest = weakref.ref(made)
         if workers:
-            self.keeper.runs.add(made)
+            self.keeper.add(made)
         made.run_patches()
         return made
 

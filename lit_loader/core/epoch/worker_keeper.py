@@ -39,8 +39,7 @@ class WorkerKeeper:
 
     def __init__(self, core: LoaderCore) -> None:
         self._core = weakref.ref(core)
-        # The iterators with workers that are alive.
-        self.runs: weakref.WeakSet[LoaderIterator[object]] = weakref.WeakSet()
+        self._runs: list[weakref.ref[LoaderIterator[object]]] = []  # those with workers
 
     @property
     def core(self) -> LoaderCore:
@@ -169,11 +168,13 @@ class WorkerKeeper:
 
     # --- who has them ---
 
+    def add(self, run: LoaderIterator[object]) -> None:
+        """Note an iterator with workers, for as long as it lives; any thread may do so."""
+        self._runs.append(weakref.ref(run, self._runs.remove))
+
     def alive(self) -> list[LoaderIterator[object]]:
-        """Return the iterators with workers that are alive; another thread may be making one."""
-        while True:  # another thread may add one meanwhile, and nobody would hear of an exception
-            with contextlib.suppress(RuntimeError):
-                return list(self.runs)
+        """Return the iterators with workers that are alive, in the order of their making."""
+        return [run for each in [*self._runs] if (run := each()) is not None]
 
     @property
     def holder(self) -> LoaderIterator[object] | None:

@@ -394,9 +394,9 @@ def choose_samplers(
     share of what a sampler gives (`compat/torch_samplers.py`).
     """
     sampler, batch_sampler = config.sampler, config.batch_sampler
-    theirs = sampler if batch_sampler is None else batch_sampler
-    _check_length(theirs, dataset)
-    given = distributed_sampler_of(theirs)
+    deciding = sampler if batch_sampler is None else batch_sampler
+    _check_length(deciding, dataset)
+    given = distributed_sampler_of(deciding)
     if given is not None:
         _check_replicas(config, given)
         seeds.of_ranks(given.num_replicas, own_order=not is_share(given))

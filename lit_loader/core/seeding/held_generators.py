@@ -319,8 +319,6 @@ class _Search:
 
     def _go_on(self) -> bool:
         """Take up the rest of the containers in whose first items there is a generator."""
-        if not self.found:
-            return False
         known = len(self.entered)
         for number in self._holding.intersection(self._left):
             with contextlib.suppress(RuntimeError):  # another thread changes the container
