@@ -16,9 +16,6 @@ from lit_loader import DataLoader
 BASES = pytest.mark.parametrize("base", [TorchLoader, DataLoader])
 
 
-# --- a loader of loaders, as scvi-tools' ConcatDataLoader ---
-
-
 def concat_class(base: Any) -> Any:
     class Cells(base):
         def __init__(self, numbers: list[int], batch_size: int, **options: Any) -> None:

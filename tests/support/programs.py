@@ -3,6 +3,7 @@
 import atexit
 import functools
 import logging
+import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import runpy
@@ -73,6 +74,7 @@ def _run_forked(
         weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
         atexit.register(logging.shutdown)
         atexit.register(multiprocessing.util._exit_function)
+        multiprocessing.forkserver._forkserver.__init__()  # type: ignore[attr-defined,misc]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.stdin, sys.stdout, sys.stderr = (
             os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", 1)

@@ -205,9 +205,6 @@ def test_without_rich(
     assert json.loads(capsys.readouterr().out)["loaders"][0]["batches"] == 1
 
 
-# --- a training whose worker hangs ---
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hung")

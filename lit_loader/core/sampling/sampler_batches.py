@@ -40,7 +40,7 @@ from torch.utils.data import (
 
 from lit_loader.core.sampling.batch_plan import BatchPlan, generator_of
 from lit_loader.core.sampling.orders import ComputedOrder
-from lit_loader.core.seeding.borrowed_rng import BorrowedRng, draws_of
+from lit_loader.core.seeding.borrowed_rng import BorrowedRng, Draws
 from lit_loader.core.seeding.seeds import extend
 from lit_loader.core.state.position import PassPosition, Position
 from lit_loader.core.state.sampler_state import digest, pack_generator, unpack_generator
@@ -65,7 +65,7 @@ class SamplerBatches:
 
     def __init__(self, plan: BatchPlan, place: Position, resumed: bool) -> None:
         self._plan, self._epoch = plan, place.epoch
-        self._draws = draws_of(plan.source, None)
+        self._draws = Draws()
         self._seed = extend(place.order_seed, _SAMPLER_STREAM)
         self._group_size = plan.size * plan.shard.num_replicas
         # In the middle of a pass striped ranks must know its first items, to pad its end.
@@ -187,6 +187,7 @@ class SamplerBatches:
         self._is_still = isinstance(inner, ComputedOrder) or type(inner) in _NO_GLOBAL_DRAWS
         opened = self._opened = self._lent(lambda: OpenStream(inner, "sampler", own, role=role))
         items: Iterator[object] = opened.iterator
+        self._is_still |= type(items) in _DRAWN  # in iter()
         if type(items) not in _PLAIN:
             items = _going_on(items)
         if is_loaded:
@@ -199,15 +200,11 @@ class SamplerBatches:
 
     def _rank_batches(self) -> Iterator[object]:
         """Draw this rank's batches: its part of each group of items of all ranks."""
-        plan, draws, opened = self._plan, self._draws, self._opened
+        plan, opened = self._plan, self._opened
         items, whole = self._items, self._group_size
         assert opened is not None
         while True:
-            if self._groups and (self._is_still or not (draws.drawn or draws.batches >= draws.due)):
-                draws.batches += 1
-                group = [*itertools.islice(items, whole)]
-            else:
-                group = self._lent(lambda: [*itertools.islice(items, whole)])
+            group = self._lent(lambda: [*itertools.islice(items, whole)])
             self._groups += 1
             if not opened.asked or not opened.stateful:
                 self._digest = digest(group, self._digest)
@@ -234,14 +231,11 @@ class SamplerBatches:
     def _lent(self, draw: Callable[[], _T]) -> _T:
         """Seed the global generators for a batch of the sampler, and restore them.
 
-        Many draw their order when they begin, and nothing after it: then all generators are lent,
-        and after it those that a batch was seen to draw from.
+        For each one: a sampler that shuffles parts of its order draws at any batch.
         """
         if self._is_still:
             return draw()
-        draws, begins = self._draws, not self._groups
-        watched = not begins and draws.batches >= draws.due
-        with BorrowedRng(draws, always=begins, watched=watched) as rng:
+        with BorrowedRng(self._draws, always=True) as rng:
             rng.seed(extend(self._seed, self._groups) >> 1)
             return draw()
 
@@ -303,7 +297,10 @@ _NO_GLOBAL_DRAWS: Final = (
 
 _ONCE_ONLY: Final = (types.GeneratorType, map, filter, zip, itertools.chain, itertools.islice)
 
-_PLAIN: Final = {*_ONCE_ONLY, *map(type, (iter([]), iter(()), iter(range(0)), iter(np.empty(0))))}
+_DRAWN: Final = {*map(type, (iter([]), iter(()), iter(range(0))))}
+"""Iterators over what is there already."""
+
+_PLAIN: Final = {*_ONCE_ONLY, *_DRAWN, type(iter(np.empty(0)))}
 """Iterators that return themselves in ``iter``, and do nothing else."""
 
 

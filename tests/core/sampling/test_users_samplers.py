@@ -48,9 +48,6 @@ class Own:
         yield from self.order()
 
 
-# --- that are told the epoch ---
-
-
 class SeededByEpoch(Own):
     """As torch's documentation of ``set_epoch`` suggests; keeps the epoch for itself."""
 
@@ -127,9 +124,6 @@ class Seedable(RandomSampler):
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-
-
-# --- that go on with a generator ---
 
 
 class InChunks(Own):
@@ -247,6 +241,19 @@ def test_cut_anywhere_and_resumed_it_is_the_same_training(kind: str, told_first:
         start = epoch + (number is None)
         got, _ = trained(KINDS[kind], start, state, told_first)
         assert got == whole[given:], (epoch, number)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_draws_again_late_in_a_pass_is_seeded_there(workers: int) -> None:
+    def in_two_parts() -> Iterator[int]:
+        for start in (0, 50):
+            yield from random.sample(range(start, start + 50), 50)
+
+    def run(seed: int) -> Any:
+        random.seed(seed)
+        return lists(DataLoader(range(100), 2, sampler=in_two_parts(), seed=1, num_workers=workers))
+
+    assert run(1) == run(2)
 
 
 def test_a_loaded_position_does_not_depend_on_what_the_program_seeds_at_its_start() -> None:
