@@ -10,7 +10,8 @@ many a small batch, so a generator is lent only to datasets that draw from it:
   to draw later is reported: batches since the last look were not seeded.
 
 What is learned of a dataset (`Draws`) is kept for later passes and for other loaders of it, since
-short passes are to pay nothing. Samplers are lent the generators in the same way.
+short passes are to pay nothing. A sampler is lent all of them at each batch, unless all its items
+are there from the beginning.
 
 NumPy's generator is lent by putting another bit generator behind ``numpy.random``, which takes 3 µs
 where reading and writing its state takes 70. That drops a normal deviate which
