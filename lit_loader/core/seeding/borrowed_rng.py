@@ -75,8 +75,8 @@ class Draws:
         names = " and ".join(name for bit, name in _NAMES.items() if new & bit)
         return (
             f"it began to draw random numbers from {names} after {WATCHED} batches, so batches "
-            f"{first} to {self.batches} were not seeded: they do not repeat, and differ from "
-            'those of workers. Draw from lit_loader.get_rng(), or pass seeding="sample" [LL414]'
+            f"{first} to {self.batches} were not seeded: what they may have drawn does not repeat. "
+            'Draw from lit_loader.get_rng(), or pass seeding="sample" [LL414]'
         )
 
 
