@@ -36,8 +36,6 @@ SAMPLES: list[Any] = [
     torch.arange(100_000).to(torch.bfloat16),
 ]
 
-# --- samples ---
-
 
 def test_samples_come_back_as_they_are_and_are_the_readers_own() -> None:
     made = Call(lambda index: copy.deepcopy(SAMPLES[index]), len(SAMPLES))
@@ -93,9 +91,6 @@ def test_maps_of_maps() -> None:
             dataset.map(3)  # type: ignore[arg-type]
 
 
-# --- workers, threads ---
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_share_it(method: str, tmp_path: Path) -> None:
     dataset = Decoded(notes=tmp_path)
@@ -125,9 +120,6 @@ def test_its_figures_are_found_in_what_wraps_it() -> None:
     figures = loader.statistics().evidence.cache
     assert (figures["cache_hits"], figures["cache_misses"]) == (8, 10)
     assert DataLoader(Rows(3)).statistics().evidence.cache == {}
-
-
-# --- memory ---
 
 
 def test_a_full_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -180,9 +172,6 @@ def test_no_memory_while_it_is_written(
     assert cached.figures()[:2] == (3, 49)
     [record] = caplog.records
     assert "No space left on device: 3 of 26" in record.message
-
-
-# --- what is not kept, or refused ---
 
 
 @pytest.mark.parametrize(

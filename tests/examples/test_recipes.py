@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pkgutil
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from tests.support.recipes import EXAMPLES, TRAIN, run
@@ -99,7 +99,7 @@ def test_what_the_recipes_call_has_what_they_pass() -> None:
         nodes += inner if isinstance(node, (dict, list)) else []
         target = str(node.get("_target_")) if isinstance(node, dict) else ""
         if target.startswith("lit_loader."):
-            known = inspect.signature(get_object(target)).parameters
+            known = inspect.signature(pkgutil.resolve_name(target)).parameters
             assert "options" in known or {name for name in node if name[0] != "_"} <= {*known}, node
 
 

@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -255,6 +255,18 @@ def memory() -> int:
             if os.readlink(file).startswith(("/memfd:", "/dev/shm")):
                 shared[file.stat().st_ino] = file.stat().st_blocks * 512
     return (int(anonymous[1]) * 1024 if anonymous else 0) + sum(shared.values())
+
+
+@pytest.fixture(autouse=True)
+def own_group() -> Iterator[None]:
+    """A process group of its own: the workers of tests that run meanwhile are not looked at."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    group = os.getpgrp()
+    with contextlib.suppress(PermissionError):  # it leads a session
+        os.setpgid(0, 0)
+    yield
+    with contextlib.suppress(PermissionError):  # it does, or that group is gone
+        os.setpgid(0, group)
 
 
 @pytest.mark.parametrize("name", ["resized", "shards, resized"])

@@ -30,9 +30,6 @@ class Points(lightning_runs.Points):
         super().__init__(length)
 
 
-# --- datasets and factories ---
-
-
 def test_factories_are_called_in_setup_and_once() -> None:
     before = Points.made
     data = LoaderDataModule({"train": lambda: Points(4), "val": Points, "test": Points})
@@ -140,9 +137,6 @@ def test_a_split_without_workers_below_common_options_for_workers() -> None:
         trained(loader=common, val={"num_workers": 0, "prefetch_factor": 3})
 
 
-# --- under the Trainer ---
-
-
 def test_fit_without_a_validation_split(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": Points})
     assert is_overridden("train_dataloader", data)
@@ -178,9 +172,6 @@ def test_batch_size_finder(tmp_path: Path) -> None:
     assert {config.batch_size for config in data.configs.values()} == {4}
 
 
-# --- datasets by subclass ---
-
-
 class Made(LoaderDataModule):
     """Makes its own datasets."""
 
@@ -212,9 +203,6 @@ def test_datasets_by_subclass(tmp_path: Path) -> None:
     assert len(pickle.loads(pickle.dumps(data)).train_dataloader()) == 2
 
 
-# --- closing ---
-
-
 @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
 def test_workers_end_with_an_exception(error: type[BaseException], tmp_path: Path) -> None:
     pids: list[int] = []
@@ -231,9 +219,6 @@ def test_workers_end_with_an_exception(error: type[BaseException], tmp_path: Pat
         quiet_trainer(tmp_path).fit(Failing(), data)
     assert len(pids) == 2
     wait_gone(pids)
-
-
-# --- printing, pickling, hyperparameters ---
 
 
 def test_device_prefetch_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
