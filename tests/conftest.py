@@ -111,15 +111,6 @@ def nothing_left_behind() -> Iterator[None]:
     assert not any(left().values()), left()
 
 
-@pytest.fixture(autouse=True)
-def no_deviate_in_reserve() -> Iterator[None]:
-    """Leave NumPy's global generator as most programs have it: what costs a batch depends on it."""
-    yield
-    state: Any = np.random.get_state(legacy=False)
-    if state["has_gauss"]:
-        np.random.randn()
-
-
 @pytest.fixture
 def by_fork() -> Iterator[None]:
     """Fork where no start method is chosen, for tests of what is only there then."""

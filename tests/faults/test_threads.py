@@ -73,8 +73,8 @@ def test_four_threads_with_loaders_of_all_kinds() -> None:
         start.wait()
         return run(number)
 
-    expected = [run(number) for number in range(4)]
     before = own_generators()
+    expected = [run(number) for number in range(4)]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(together, range(4))) == expected
     assert own_generators() == before
@@ -105,7 +105,6 @@ def test_a_loader_within_the_dataset_of_another_one(workers: int) -> None:
 
 
 def test_a_dataset_that_forks_while_its_batch_is_made() -> None:
-    epochs("shuffled", 1, 1)  # which drops what numpy.random.randn has in reserve
     before = own_generators()
 
     def read(index: int) -> int:
