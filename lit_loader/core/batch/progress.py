@@ -41,7 +41,7 @@ from lit_loader.core.system import linux
 from lit_loader.core.transport import status_board as board
 from lit_loader.core.transport.status_board import ROW_WORDS, Stage
 
-_QUICK: Final = 20_000
+QUICK: Final = 20_000
 """Nanoseconds per sample below which samples are not announced one by one: that takes almost a
 microsecond."""
 
@@ -91,20 +91,20 @@ class Progress:
         Without a ``token`` it is. Its indices are ``nbytes`` bytes at ``offset`` of the arena,
         until the batch takes their place.
         """
-        row = self._row
-        if token:
-            is_void = row[board.VOID] >> sequence % board.VOIDABLE & 1
-            if self._words[board.TOKEN] != token or is_void:
-                return False
         self.began = now = _clock()
         if self._has_board:
+            row = self._row
+            if token:
+                is_void = row[board.VOID] >> sequence % board.VOIDABLE & 1
+                if self._words[board.TOKEN] != token or is_void:
+                    return False
             row[board.STAGE] = Stage.FETCHING
             row[board.NUMBER] = number
             row[board.POSITION] = -1
             row[board.SINCE] = now
-        if nbytes:
-            row[board.OFFSET], row[board.NBYTES] = offset, nbytes
-            row[board.INDICES] = number
+            if nbytes:
+                row[board.OFFSET], row[board.NBYTES] = offset, nbytes
+                row[board.INDICES] = number
         self.fetched = self.collated = self.slowest = self.slowest_at = 0
         self.state = self.tokens = 0
         self._place, self.samples = -1, None
@@ -119,7 +119,7 @@ class Progress:
             row = self._row
             row[board.STAGE] = Stage.COLLATING
             row[board.SINCE] = now
-            is_quick = samples >= _MANY and now - self.began < _QUICK * samples
+            is_quick = samples >= _MANY and now - self.began < QUICK * samples
             self.is_quick = is_quick and not self.each
         self._place, self.samples = -1, None
 
@@ -186,9 +186,10 @@ class Progress:
         self._place, self.samples = place, None
 
     def was_read(self, times: list[int]) -> None:
-        """Note when each sample was there that was not announced; the first time is before them."""
-        if times[-1] - times[0] < _QUICK * (len(times) - 1):
-            return  # as nearly always: none of them is of interest
+        """Note when each sample was there that was not announced; the first time is before them.
+
+        Of a batch that took more than ``QUICK`` a sample: of others none is of interest.
+        """
         took = [after - before for before, after in itertools.pairwise([*times, times[-1]])]
         self.slowest = max(took)
         self.slowest_at = took.index(self.slowest)

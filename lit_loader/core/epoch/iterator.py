@@ -132,7 +132,10 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
                         tasks = self._begin()
                     tasks.settle()
                     asked = True
-                    while (outcome := self._await(tasks, began)) is not None:
+                    while True:
+                        outcome = self._make(tasks) if self._here else self._await(tasks, began)
+                        if outcome is None:
+                            break
                         own = outcome.error
                         if own is None and outcome.made is not None:
                             own = self._report(outcome)
@@ -178,8 +181,37 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
             self._tasks = MapTasks(made, core.next_epoch_tasks(made))
         return self._tasks
 
+    def _make(self, tasks: PassTasks) -> Outcome | None:
+        """Make the next batch here; None: all are out."""
+        tail = self._tail
+        while True:
+            if self._closed or self._pid != self._core.pid:
+                self._check_closed()
+            executor: Any = self._executor
+            # The task is drawn first: that may change the dataset.
+            if executor is None and (tasks.tasks or tasks.next_task() is not None):
+                executor = self._connect(tasks)
+            task = tasks.next_task()
+            if task is None:
+                if tail and tail.begins_again(tasks.place):
+                    tasks.restart_all()
+                    continue
+                return None
+            if tail and not tail.admits(tasks.place):
+                self._let_go(reusable=True)
+                tasks.tasks.clear()
+                return None
+            outcome: Outcome = executor.make(task)
+            tasks.took(outcome)
+            if not outcome.ended:
+                break
+            tasks.settle()
+        if tail:
+            tail.given(tasks.place)
+        return outcome
+
     def _await(self, tasks: PassTasks, began: int) -> Outcome | None:
-        """Keep the executor busy until the next outcome is there; None: all are out."""
+        """Keep the workers busy until the next outcome is there; None: all are out."""
         tail = self._tail
         while True:
             if self._closed or self._pid != self._core.pid:
@@ -193,10 +225,7 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
                 if executor.page is not None:
                     executor.page.row[SINCE] = began
                 if not tasks.tasks or tasks.again:
-                    if not self._here:
-                        self._fill(executor, tasks, least=1)
-                    elif (task := tasks.next_task()) is not None:  # made when it is asked for
-                        executor.submit(task)
+                    self._fill(executor, tasks, least=1)
             if not tasks.tasks:
                 if tail and tail.begins_again(tasks.place):
                     tasks.restart_all()
@@ -232,8 +261,7 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
             if not outcome.ended:
                 break
             tasks.settle()
-        if not self._here:
-            self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
+        self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
         if tail:
             tail.given(tasks.place)
         if outcome.memory is not None or outcome.failure is not None:
@@ -305,14 +333,14 @@ class LoaderIterator(_BaseDataLoaderIter, Generic[T_co]):
         if self._copy is not None:
             batch = self._on_device(self._copy, executor, tasks, batch)
         given = time.monotonic_ns()
-        inside = timings.pin or timings.decode
-        if self._thread is not None:  # which has done it meanwhile
-            inside = 0
-        timings.number, timings.asked, timings.wait = outcome.number, began, given - began - inside
+        timings.number, timings.asked = outcome.number, began
+        timings.wait = given - began
+        if self._thread is None:  # which has done that meanwhile
+            timings.wait -= timings.pin or timings.decode
         if self._given:
             timings.step = began - self._given
-        core.note(timings, executor.workers, again)
         self._given = given
+        core.note(timings, executor.workers, again)
         page = executor.page
         if page is not None:
             page.row[GIVEN] += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import deque
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_builder import builder_of
@@ -20,7 +19,7 @@ from lit_loader.core.transport.worker_exception import describe_batch
 
 
 class Inline(Executor):
-    """Makes each batch in `receive`, in the thread that calls it.
+    """Makes each batch in the thread that asks for it: `make` is in the place of `receive`.
 
     The global random generators are, after that, as they were before. Loaders in other threads wait
     meanwhile, unless they read tables: the generators are one resource of the process.
@@ -31,7 +30,6 @@ class Inline(Executor):
     ) -> None:
         """``found`` are the generators that the dataset holds, if known; ``owner`` the loader."""
         self._pin, self._iterable = pin, spec.iterable
-        self._tasks: deque[Task] = deque()
         self._progress = Progress()
         self._builder = builder = builder_of(spec, found=found)
         builder.enter(seeds)
@@ -45,15 +43,9 @@ class Inline(Executor):
         # A table only where it cannot be read as one: nothing is locked.
         self._always = always or builder.reads_table
 
-    def submit(self, task: Task) -> None:
-        """Keep the task until `receive`."""
-        self._tasks.append(task)
-
-    def receive(self, timeout: float | None = None) -> Outcome | None:
-        """Make a batch."""
-        if not self._tasks:
-            return None
-        task, progress, builder = self._tasks.popleft(), self._progress, self._builder
+    def make(self, task: Task) -> Outcome:
+        """Make the batch of a task, at once."""
+        progress, builder = self._progress, self._builder
         indices = listed(task.indices) if task.own else task.indices
         progress.begin(-1)
         batch, error = builder.take(indices, progress) if builder.reads_table else None, None
@@ -113,7 +105,6 @@ class Inline(Executor):
         return made._replace(notes=(*made.notes, rng.late)), None
 
     def close(self, keep_workers: bool = False) -> None:
-        """Forget the tasks, and close the stream that is being read."""
-        self._tasks.clear()
+        """Close the stream that is being read."""
         if self._iterable:
             self._builder.begin_epoch()

@@ -215,6 +215,7 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
             self.end()
 
 
+# reach: numpy: asks for what is in reserve without copying the bit generator's state
 def _reserve(kept: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     """Return, or put back, the normal deviate that ``numpy.random`` has in reserve.
 
