@@ -481,6 +481,7 @@ def test_the_wait_doubles_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.usefixtures("by_fork")
 def test_the_wait_ends_when_the_batch_is_no_longer_wanted(policy: str, gate: Gate) -> None:
     """The worker is there for the next epoch at once."""
 

@@ -87,6 +87,7 @@ def test_slow_is_not_stuck(method: Any) -> None:
     assert warning.filename == __file__
 
 
+@pytest.mark.usefixtures("by_fork")
 def test_a_file_from_which_nothing_comes(tmp_path: Path) -> None:
     path = tmp_path / "samples"
     os.mkfifo(path)
@@ -191,6 +192,7 @@ def test_threads_that_hang(gate: Gate) -> None:
     assert "in sample" in text and "a thread cannot be ended" in text
 
 
+@pytest.mark.usefixtures("by_fork")
 def test_it_comes_once_more_after_ten_times_as_long(gate: Gate) -> None:
     told: list[str] = []
 

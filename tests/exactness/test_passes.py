@@ -619,6 +619,7 @@ def initial(worker: int) -> None:
 _initial = -1
 
 
+@pytest.mark.usefixtures("by_fork")
 def test_worker_init_fn_finds_the_passes_seed_and_its_number() -> None:
     loader = DataLoader(Call(lambda _: _initial, 8), 1, num_workers=2, worker_init_fn=initial)
     assert all(distinct(int(batch) for batch in loader) == 1 for _ in range(2))
@@ -681,6 +682,7 @@ def test_a_generator_that_worker_init_fn_seeds_repeats(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.usefixtures("by_fork")
 def test_a_generator_that_no_seed_determines_is_reported(workers: int) -> None:
     data: Any = Call(int, 8)
     data.rng = random.SystemRandom()

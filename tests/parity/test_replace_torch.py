@@ -175,7 +175,8 @@ LIGHTNING = """
         data = TensorDataset(torch.arange(12.0))
 
         def train_dataloader(self):
-            return DataLoader(self.data, batch_size=4, shuffle=True, num_workers=1)
+            workers = {"num_workers": 1, "multiprocessing_context": "fork"}
+            return DataLoader(self.data, batch_size=4, shuffle=True, **workers)
 
         def val_dataloader(self):
             return Scaled(self.data, 3, batch_size=3)

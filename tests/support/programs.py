@@ -94,6 +94,8 @@ def _run_forked(
         warnings.simplefilter("error" if "error" in options else "default")
         for unsaid in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
             warnings.simplefilter("ignore", unsaid)
+        if sys.version_info >= (3, 14):  # programs without a __main__ guard
+            multiprocessing.set_start_method("fork", force=True)
         runpy.run_path(str(program), run_name="__main__")
         status = 0
     except SystemExit as error:

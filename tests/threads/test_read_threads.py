@@ -52,6 +52,7 @@ def test_tokens_are_counted(workers: dict[str, Any]) -> None:
 
 # Python 3.13: only its own thread could close it, and has ended.
 @pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+@pytest.mark.usefixtures("by_fork")
 def test_a_thread_has_resources_of_its_own_as_long_as_its_worker(workers: dict[str, Any]) -> None:
     local, opened = threading.local(), []
 
@@ -97,6 +98,7 @@ def test_a_forked_copy_reads_on() -> None:
 # --- faults ---
 
 
+@pytest.mark.usefixtures("by_fork")
 def test_the_first_error_of_the_batch_is_raised_with_its_index(workers: dict[str, Any]) -> None:
     second = threading.Event()
 
