@@ -110,6 +110,7 @@ class Readable(Interactions):
 
 
 @BASES
+@pytest.mark.usefixtures("by_fork")
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [Interactions, Readable])
 def test_another_dataset_within_iter_than_outside(base: Any, workers: int, kind: Any) -> None:

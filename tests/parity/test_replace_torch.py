@@ -50,6 +50,7 @@ LIBRARY = """
 """A library that knows nothing of lit_loader."""
 
 PROGRAM = """
+    import multiprocessing
     import importlib.util
     import sys
     import warnings
@@ -59,6 +60,7 @@ PROGRAM = """
 
     import lit_loader
 
+    multiprocessing.set_start_method("fork")
     before = sys.argv[1] == "before"
     if before:
         lit_loader.replace_torch()
