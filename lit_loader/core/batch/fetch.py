@@ -89,8 +89,7 @@ class MapFetcher:
         samples: list[object] = []
         if self._batched and before is None and progress.is_quick:
             for subset in self._subsets:  # as its __getitems__ reads
-                chosen, dataset = subset.indices, subset.dataset
-                indices = [chosen[index] for index in indices]
+                indices, dataset = map(subset.indices.__getitem__, indices), subset.dataset
             progress.samples, times = samples, [_clock()]
             for index in indices:
                 samples.append(dataset[index])
