@@ -43,7 +43,7 @@ from rounds import LIMIT, MICRO, Figures, Measurement, Rows, Session, Subject, s
 from samples import Costing, Pool, Sleeping, lengths, tensors
 
 from lit_loader import DataLoader
-from lit_loader.core.system.linux import usable_processors
+from lit_loader.core.system.linux import usable_cores
 
 OURS: Final = "lit_loader"
 
@@ -256,7 +256,7 @@ def _by_workers(name: str, session: Session) -> None:
     warm, counted = (20, 10) if quick else (200, 200)
     dataset = Costing((warm + counted + 64) * size, before, after, size * warm // 2)
     fixed: dict[int, float] = {}
-    cores = math.ceil(usable_processors())
+    cores = math.ceil(usable_cores())
 
     @contextmanager
     def subject(workers: Any) -> Iterator[Callable[[], Figures]]:

@@ -23,7 +23,7 @@ import torch
 from loaders import Setup
 from torch.utils.data import default_collate
 
-from lit_loader.core.system.linux import usable_processors
+from lit_loader.core.system.linux import usable_cores
 
 
 class Limit:
@@ -34,7 +34,7 @@ class Limit:
     def __init__(self, dataset: Any, setup: Setup, batches: int) -> None:
         self._dataset, self._setup, self._batches = dataset, setup, batches
         self._numbers = itertools.cycle(range(max(1, len(dataset) // (setup.batch_size or 1))))
-        self._cores = min(usable_processors(), max(1, setup.num_workers))
+        self._cores = min(usable_cores(), max(1, setup.num_workers))
         self._batch: Any = None
         self._make()
         self._nbytes = nbytes(self._batch)
@@ -83,7 +83,7 @@ def copy_seconds(size: int) -> float:
     target = source.clone()  # all of its pages are there
     before, fastest = torch.get_num_threads(), float("inf")
     try:
-        for threads in {1, max(1, int(usable_processors()))}:
+        for threads in {1, max(1, int(usable_cores()))}:
             torch.set_num_threads(threads)
             taken: list[float] = []
             while len(taken) < 3 or sum(taken) < 0.02:

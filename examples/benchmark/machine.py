@@ -16,7 +16,7 @@ import psutil
 
 import lit_loader
 from lit_loader.core.system import linux
-from lit_loader.core.system.linux import usable_processors
+from lit_loader.core.system.linux import usable_cores
 
 
 def describe(loaders: Iterable[str]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def describe(loaders: Iterable[str]) -> dict[str, Any]:
     return {
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "processor": _processor(),
-        "cores": usable_processors(),
+        "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "load": psutil.getloadavg()[0],
         "system": f"{platform.system()} {platform.release()}",

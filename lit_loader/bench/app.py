@@ -59,11 +59,11 @@ def run(cfg: DictConfig, directory: Path) -> int:
     from lit_loader.bench.grid import Grid
     from lit_loader.bench.machine import load_now
     from lit_loader.bench.own_dataset import made
-    from lit_loader.core.system.linux import usable_processors
+    from lit_loader.core.system.linux import usable_cores
 
     title = f"dataset={node['_target_']}"
     dataset, config = made(title, node), made("loader", cfg.loader)
-    grid, load, cores = Grid(dataset, config, options), load_now(), usable_processors()
+    grid, load, cores = Grid(dataset, config, options), load_now(), usable_cores()
     console = Console(width=None if sys.stdout.isatty() else 140)
     threads, code = torch.get_num_threads(), 0
     torch.set_num_threads(1)  # as torch has it in its own workers; forked ones inherit it

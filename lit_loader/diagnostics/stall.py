@@ -188,7 +188,7 @@ def _advice(pool: WorkerPool, rows: dict[int, BoardRow], lines: list[str]) -> st
     if not locked or not any(map(pool.is_at_its_first, rows)):
         return "With timeout=… (seconds) lit_loader replaces a worker that hangs."
     threads = Counter(name for name in looks.threads_of("self") if name not in _UNNAMED)
-    threads |= Counter(pool.workers.beside)  # when they were forked
+    threads |= Counter(pool.workers.other_threads)  # when they were forked
     names = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in threads.items())
     return (
         "It is a worker's first batch, and the workers were forked next to other threads"

@@ -20,7 +20,7 @@ from lit_loader.core.executors.executor import Workers
 from lit_loader.core.transport.messages import POSITION
 from lit_loader.data.memory import memory_left
 from lit_loader.profiling.controller import Bounds, Controller, Load, Setting
-from lit_loader.profiling.resources import own_memory, processors_of_this_rank
+from lit_loader.profiling.resources import cores_of_this_rank, own_memory
 
 __all__ = ["AutoWorkers"]
 
@@ -55,7 +55,7 @@ class AutoWorkers:
         self._changed = (-1, 0)  # epoch and number of the batch at the last change
         self._most = 1 << 20  # workers that can be started
         self._looked = -FRESH  # when the following were read, by time.monotonic_ns()
-        self._processors = 0.0
+        self._cores = 0.0
         self._left = 0  # bytes of memory that may be used
         self._room = 0, ""  # workers, and why there is no room for more
         self._begin(0)
@@ -71,7 +71,7 @@ class AutoWorkers:
     def begin_with(self, workers: int) -> None:
         """Begin with a number that was found elsewhere, if none was found here yet."""
         if not self.measured and workers > 0:
-            self._controller = Controller(min(workers, _limit(processors_of_this_rank())))
+            self._controller = Controller(min(workers, _limit(cores_of_this_rank())))
 
     def cap_workers(self, workers: int) -> None:
         """Use at most this number from now on: no more can be started."""
@@ -89,9 +89,9 @@ class AutoWorkers:
         if again and epoch == self._changed[0] and number < 2 * self._changed[1]:
             return False
         if record.began >= self._since and record.step:
-            if record.processor or len(self._records) < KEPT:
+            if record.cpu_time or len(self._records) < KEPT:
                 self._records.append(record)
-            self._here += record.processor > 0
+            self._here += record.cpu_time > 0
         return self._here >= self._due
 
     def _begin(self, moment: int) -> None:
@@ -125,7 +125,7 @@ class AutoWorkers:
             "%.3g ms, %.3g of CPU time, and %.3g waiting for a CPU core; the loop is busy for "
             "%.3g ms and waits for %.3g)",
             *(name, before.workers, now.workers, before.prefetch, now.prefetch, now.reason),
-            *(1e3 * load.worker, 1e3 * load.processor, 1e3 * load.queued),
+            *(1e3 * load.worker, 1e3 * load.cpu_time, 1e3 * load.queued),
             *(1e3 * load.step, 1e3 * load.wait),
         )
         self._changed = self._latest[:2]
@@ -137,8 +137,8 @@ class AutoWorkers:
         if now - self._looked > FRESH:
             self._looked, left = now, memory_left()
             self._left = MUCH if left is None else int(SPARE * left)
-            self._processors = processors_of_this_rank()
-            cores = math.ceil(self._processors)
+            self._cores = cores_of_this_rank()
+            cores = math.ceil(self._cores)
             self._room = _limit(cores), f"are not started on {cores} CPU core(s)"
             each = own_memory(all_[0].pid) if (all_ := pool.processes) else None
             if each:
@@ -151,7 +151,7 @@ class AutoWorkers:
             (batches, _NO_MEMORY),
             (tasks or batches, "would have nothing to do"),
         )
-        return Bounds(self._processors, max(1, most), batches, why)
+        return Bounds(self._cores, max(1, most), batches, why)
 
 
 def _limit(cores: float) -> int:
@@ -168,13 +168,13 @@ def measured(records: list[Timings], workers: int) -> Load:
     if steps[-1] > INTERLUDE * steps[len(steps) // 2]:
         records = [record for record in records if record.step < steps[-1]]
     made: list[int] = []
-    processor = queued = step = wait = 0
+    cpu_time = queued = step = wait = 0
     for record in records:
         there = record.arrived
-        if record.processor:
+        if record.cpu_time:
             took = record.fetch + record.collate + record.encode
             made.append(took)
-            processor += record.processor
+            cpu_time += record.cpu_time
             queued += min(record.queued, took)
             there = record.began + took
         # A batch that was there when it was asked for is not waited for, however long its transfer.
@@ -189,7 +189,7 @@ def measured(records: list[Timings], workers: int) -> Load:
         workers=max(1, workers),
         batches=here,
         worker=worker / 1e9,
-        processor=processor / here / 1e9,
+        cpu_time=cpu_time / here / 1e9,
         queued=queued / here / 1e9,
         spread=math.sqrt(variance) / worker,
         step=max(1, step) / len(records) / 1e9,

@@ -46,7 +46,7 @@ class Load(NamedTuple):
     workers: int  # on this machine
     batches: int  # that they have made
     worker: float  # seconds from a worker's taking a batch up to its result
-    processor: float  # seconds of CPU time in that, of all threads of the worker
+    cpu_time: float  # seconds of CPU time in that, of all threads of the worker
     queued: float  # seconds of it in which the worker waited for a CPU core
     spread: float  # standard deviation of ``worker`` over its mean
     step: float  # seconds that the loop was busy between two batches
@@ -62,7 +62,7 @@ class Load(NamedTuple):
     @property
     def computing(self) -> float:
         """CPU cores that a worker uses while it makes a batch and need not wait for one."""
-        return self.processor / max(self.worker - self.queued, 1e-9)
+        return self.cpu_time / max(self.worker - self.queued, 1e-9)
 
     @property
     def noise(self) -> float:
@@ -83,7 +83,7 @@ class Load(NamedTuple):
 class Bounds(NamedTuple):
     """What may be used: CPU cores (a quota may be a fraction), workers, batches in flight."""
 
-    processors: float
+    cores: float
     most: int
     batches: int
     why: str = "are not allowed"  # what is said of more workers than that
@@ -169,7 +169,7 @@ class Controller:
             if self._age > self._patience:
                 self._most, self._age, self._patience = 2 * self._most, 0, 2 * self._patience
             alone = load.computing > ALONE and load.queued < 0.1 * load.worker
-            crowd = (1 if alone else CROWD) * bounds.processors / max(load.computing, 1e-3)
+            crowd = (1 if alone else CROWD) * bounds.cores / max(load.computing, 1e-3)
             most, reason = min(
                 (self._most, "did not help"),
                 (max(1, math.ceil(crowd)), "would only take CPU time from each other"),
@@ -192,5 +192,5 @@ class Controller:
 def _differs(load: Load, seen: Load) -> bool:
     """Whether this is another load, by the same number of workers."""
     least = max(CHANGED, 3 * load.noise)
-    pairs = (load.processor, seen.processor), (load.worker, seen.worker)
+    pairs = (load.cpu_time, seen.cpu_time), (load.worker, seen.worker)
     return any(abs(now - then) > least * max(now, then) for now, then in pairs)

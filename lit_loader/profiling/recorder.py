@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from lit_loader.core.batch.progress import BatchLog, Timings
 from lit_loader.core.epoch.loader_core import LoaderCore
-from lit_loader.core.system.linux import usable_processors
+from lit_loader.core.system.linux import usable_cores
 from lit_loader.describe import short_repr
 from lit_loader.profiling.resources import own_memory
 from lit_loader.profiling.statistics import LoaderStatistics, MemoryUse
@@ -83,7 +83,7 @@ def evidence_of(records: Sequence[Timings], hangs: Sequence[int] = (), **around:
     """Return what some batches show; ``hangs``: the moments at which hung workers were ended."""
     made = [each.made for each in records]
     first = [each for each in records if not each.step]
-    clocked = [(each, took) for each, took in zip(records, made, strict=True) if each.processor]
+    clocked = [(each, took) for each, took in zip(records, made, strict=True) if each.cpu_time]
     slow = SLOW * float(np.median(made)) if made else 0
     hung = [m - each.asked for each in records for m in hangs if each.asked <= m < each.given]
     busy: Counter[int] = Counter()
@@ -112,7 +112,7 @@ def evidence_of(records: Sequence[Timings], hangs: Sequence[int] = (), **around:
         hangs=len(hung),
         hung=_seconds(hung),
         busy=tuple(nanoseconds / 1e9 for nanoseconds in busy.values()),
-        computing=_part((each.processor for each, _ in clocked), clocked),
+        computing=_part((each.cpu_time for each, _ in clocked), clocked),
         queued=_part((each.queued for each, _ in clocked), clocked),
         slowest=tuple(slowest.items()),
         **around,
@@ -140,7 +140,7 @@ def statistics_of(core: LoaderCore, memory: bool, caches: Mapping[str, int]) -> 
             num_workers=loader.num_workers,
             remote_workers=core.remote_workers,
             auto=None if auto is None else auto.setting,
-            cores=math.ceil(usable_processors()),
+            cores=math.ceil(usable_cores()),
             persistent_workers=loader.persistent_workers,
             iterable=isinstance(core.dataset, IterableDataset),
             threads=loader.worker_method == "thread",

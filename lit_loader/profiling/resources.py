@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from lit_loader.core.system import linux
-from lit_loader.core.system.linux import usable_processors
+from lit_loader.core.system.linux import usable_cores
 
-__all__ = ["own_memory", "processors_of_this_rank"]
+__all__ = ["own_memory", "cores_of_this_rank"]
 
 _RANKS_HERE: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """Variables in which launchers say how many processes of a job there are on this machine."""
@@ -20,7 +20,7 @@ ranks_here: int | None = None
 say."""
 
 
-def processors_of_this_rank() -> float:
+def cores_of_this_rank() -> float:
     """CPU cores for this process and its children, next to other ranks of a job.
 
     They are divided equally among the ranks on this machine, unless the launcher has done so: by an
@@ -28,7 +28,7 @@ def processors_of_this_rank() -> float:
     """
     said = (os.environ.get(name, "") for name in _RANKS_HERE)
     ranks = ranks_here or next((int(text) for text in said if text.isdecimal()), 1) or 1
-    machine, affinity, usable = float(os.cpu_count() or 1), linux.affinity(), usable_processors()
+    machine, affinity, usable = float(os.cpu_count() or 1), linux.affinity(), usable_cores()
     divided = affinity <= machine / ranks
     # A quota, of a container say, is for all of them.
     return min(affinity, usable / ranks if usable < affinity or not divided else usable)

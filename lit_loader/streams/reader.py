@@ -52,7 +52,6 @@ _ITER, _FIRST_NEXT = 1, 2  # stages of a beginning; 0 is that of set_epoch
 class Reader(BatchBuilder):
     """Makes the batches of one shard.
 
-    ``alike``: before the first sample the global generators are seeded as in all other shards.
     ``meter`` says when its state is due.
     """
 
@@ -61,8 +60,9 @@ class Reader(BatchBuilder):
     ) -> None:
         super().__init__(spec, found=found)
         self._whose, self._meter = share, meter
-        # A DataPipe's shuffle() takes its seed here, and comes before its shares.
-        self._alike = spec.shards is not None or isinstance(spec.dataset, IterDataPipe)
+        # Whether the global generators begin the same in all shards. A DataPipe's shuffle() takes
+        # its seed there, and comes before its shares.
+        self._same_start = spec.shards is not None or isinstance(spec.dataset, IterDataPipe)
         self._stream: OpenStream | None = None
         self._iterator: Iterator[object] | None = None  # None: it is at its end
         self._good: Any = None  # what passes over bad samples
@@ -239,7 +239,7 @@ class Reader(BatchBuilder):
         """
         parts = BEGINNING, stage, *part
         self._seed(*parts)
-        if not self._alike:
+        if not self._same_start:
             parts = *parts, self._whose.shard
             self._seeded = parts
             if self.seed_globals is not None:

@@ -31,7 +31,7 @@ class StreamTasks(PassTasks):
 
     Turn ``t`` is that of reader ``t % readers`` in round ``t // readers``, and the number of the
     batch that it yields. In order, readers take turns in rounds, one batch each; a resume begins
-    with those that are behind the others.
+    with those that lag.
 
     Where batches need not come in order, the next task is for the reader with the fewest
     outstanding: so a slow one delays no other, but for those that share its worker.

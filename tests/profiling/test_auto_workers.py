@@ -50,7 +50,7 @@ def test_a_number_that_changes_is_logged_and_changes_no_byte(
         evidence = loader.statistics().evidence
         assert (evidence.auto.workers, evidence.auto.reason) == (loader.num_workers, "a script")
         assert evidence.computing > 0 and 0 <= evidence.queued <= 1
-    assert all(load.processor > 0 and load.step > 0 for load in controller.loads)
+    assert all(load.cpu_time > 0 and load.step > 0 for load in controller.loads)
     assert "Augmented: 2 -> " in caplog.text and "workers, 2 -> " in caplog.text
 
 
@@ -96,7 +96,7 @@ def test_bounds(
     cap: int, left: int | None, tasks: int, most: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto_workers, "memory_left", lambda: left)
-    monkeypatch.setattr(auto_workers, "processors_of_this_rank", lambda: 2.0)
+    monkeypatch.setattr(auto_workers, "cores_of_this_rank", lambda: 2.0)
     pool = types.SimpleNamespace(num_workers=2, processes=[])
     auto = AutoWorkers(5)
     auto.cap_workers(cap)

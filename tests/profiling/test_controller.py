@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from lit_loader.profiling.controller import Bounds, Controller, Load
 
 LOAD = Load(
-    workers=2, batches=16, worker=0.05, processor=0.005, queued=0.0, spread=0.1, step=0.02,
+    workers=2, batches=16, worker=0.05, cpu_time=0.005, queued=0.0, spread=0.1, step=0.02,
     wait=0.005,
 )  # fmt: skip
 CALM = LOAD._replace(wait=0.0)
-BOUNDS = Bounds(processors=8, most=64, batches=1000)
+BOUNDS = Bounds(cores=8, most=64, batches=1000)
 
 SECONDS = st.floats(0.001, 0.1)
 
@@ -35,7 +35,7 @@ def test_as_good_as_the_best_number_and_not_many_more_workers(
         worker = max(made, workers * computed / cores)
         wait = max(0.0, 1 / rates[workers] - step)
         load = Load(workers, 16, worker, computed, worker - made, 0.1, step, wait)
-        controller.decide(load, Bounds(processors=cores, most=64, batches=1000))
+        controller.decide(load, Bounds(cores=cores, most=64, batches=1000))
     best = max(rates.values())
     least = min(n for n, each in rates.items() if each >= 0.98 * best)
     found = controller.setting.workers

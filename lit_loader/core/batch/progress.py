@@ -138,9 +138,7 @@ class Progress:
         row[board.NUM_DONE] += made
         return now
 
-    def stages(
-        self, samples: int, now: int, processor: int = 0, queued: int = 0
-    ) -> tuple[int, ...]:
+    def stages(self, samples: int, now: int, cpu_time: int = 0, queued: int = 0) -> tuple[int, ...]:
         """Return what building the batch has taken, in the order of the last fields of a `Reply`.
 
         One that failed, or was omitted, has not been through all stages.
@@ -155,7 +153,7 @@ class Progress:
             now - collated,
             self.slowest,
             self.slowest_at,
-            processor,
+            cpu_time,
             queued,
             self.state,
             self.tokens,
@@ -287,7 +285,7 @@ class Timings:
         encode: Writing what is not there yet into shared memory.
         slowest: Reading its slowest sample; 0: not known.
         slowest_at: That sample's place in the batch.
-        processor: Time of the worker's process, all threads, for it; 0: not measured.
+        cpu_time: Time of the worker's process, all threads, for it; 0: not measured.
         queued: How long the worker waited for a CPU core meanwhile; 0: not measured.
         state: How much of ``fetch`` the state of a stream was taken.
         tokens: That its samples have noted.
@@ -308,7 +306,7 @@ class Timings:
         self.worker, self.nbytes = worker, nbytes
         (
             self.samples, self.began, self.fetch, self.collate, self.encode, self.slowest,
-            self.slowest_at, self.processor, self.queued, self.state, self.tokens,
+            self.slowest_at, self.cpu_time, self.queued, self.state, self.tokens,
         ) = measured  # fmt: skip
 
     @property

@@ -370,10 +370,10 @@ class Passes:
         """Return what a pass draws from; see `begin`."""
         distributed = torch.distributed
         # Ranks may begin passes of their own: what they hold must be seeded equally all the same.
-        alike = self.shares_data
+        shared = self.shares_data
         if self.plan is None and distributed.is_available() and distributed.is_initialized():
-            alike = True
-        number = _ordinal(start.epoch, 0 if alike else start.repeat) >> 1
+            shared = True
+        number = _ordinal(start.epoch, 0 if shared else start.repeat) >> 1
         told = start.epoch if start.told and tells else UNTOLD
         return PassSeeds(start.seed, number, int(seeded), told)
 
@@ -420,7 +420,7 @@ class Passes:
         if self.commits or one.resumed is None or not one.resumed.batches:
             return
         if self._asked() not in (None, one.epoch):
-            return  # the program goes on with another epoch
+            return  # the program continues with another epoch
         if one.given == 1 and one.iterator() is None and not one.position.ended:
             at, one.resumed = one.resumed, None
             if self.plan is None or not self.plan.is_end(at.batches + 1):

@@ -78,7 +78,7 @@ class Seams:
         return None
 
     def pin_memory(self, core: LoaderCore) -> Pinning | None:
-        """Return what copies batches into pinned memory, if that is asked for; None: nothing."""
+        """Return what copies batches into pinned memory, if the options say so; None: nothing."""
         return None
 
     def executor(self, core: LoaderCore, made: Pass) -> Executor | None:

@@ -31,7 +31,7 @@ from lit_loader.core.executors.worker_process import (
 )
 from lit_loader.core.system import linux
 from lit_loader.core.system.interrupts import HeldBack, take_all
-from lit_loader.core.system.linux import usable_processors
+from lit_loader.core.system.linux import usable_cores
 from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.stack_dumps import DUMP_SIGNAL, StackFile
 from lit_loader.core.transport.arena import Arena
@@ -85,12 +85,12 @@ class WorkerSet:
         self.closed = False  # whether closing has begun. From then on nothing here is used any more
         self.notices: deque[Notice] = deque()  # for the consumer
         self.forks = False  # whether workers are forks of this process
-        self.beside: list[str] = []  # the threads that there were when one was forked
+        self.other_threads: list[str] = []  # the threads that there were when one was forked
         self.payload = Payload(spec)
         self._arena, self.board, self._pipes, self._at_end = arena, board, pipes, at_end
         self._stacks = StackFile()
         self._remote: Relays | None = None
-        self._at_once = math.ceil(usable_processors())
+        self._at_once = math.ceil(usable_cores())
 
     def prepare(
         self,
@@ -162,7 +162,7 @@ class WorkerSet:
                 process: WorkerProcess = self._remote.start(links, self.board, changes)
             else:
                 if self.forks:
-                    self.beside = other_threads()
+                    self.other_threads = other_threads()
                 process = start_worker(self._context, links, self.payload)
                 self.starting.add(worker)
         except BaseException as error:

@@ -112,7 +112,7 @@ class SamplerBatches:
         """
         try:
             more = [*itertools.islice(batches, 1)]
-        except Exception as error:  # it comes where the next batch is asked for
+        except Exception as error:  # it is raised in place of the next batch
             self._batches = _raising(error)
         else:
             self._batches = itertools.chain(more, batches)

@@ -70,7 +70,7 @@ def _missing() -> OSError:
     return OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
-def usable_processors(root: Path = ROOT) -> float:
+def usable_cores(root: Path = ROOT) -> float:
     """Processors that this process and its children may use; a quota may be a fraction."""
     return min(affinity(), _least_quota(root))
 
@@ -114,7 +114,7 @@ def advice_if_too_many(num_workers: int) -> str | None:
     """Return a warning if there are more workers than CPU cores; None: there are not."""
     if num_workers <= 1:  # so nothing need be asked of the system
         return None
-    cores = math.ceil(usable_processors())
+    cores = math.ceil(usable_cores())
     if num_workers <= cores:
         return None
     return (

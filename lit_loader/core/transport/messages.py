@@ -141,7 +141,7 @@ class Reply(NamedTuple):
     slowest: int = 0  # nanoseconds of the sample that took longest; 0: not measured one by one
     slowest_at: int = 0  # position of that sample in the batch
     # Nanoseconds of CPU time, of all of the process's threads; 0: not measured.
-    processor: int = 0
+    cpu_time: int = 0
     queued: int = 0  # nanoseconds that the worker waited for a CPU core; 0: not measured
     state: int = 0  # nanoseconds of ``fetch`` in which a stream's state was taken
     tokens: int = 0  # that samples or ``collate_fn`` have noted

@@ -302,9 +302,7 @@ class PoolMachine(RuleBasedStateMachine):
         for each in self.patches:
             each.start()
         with (
-            mock.patch.multiple(
-                worker_set, Payload=mock.Mock(), usable_processors=lambda: processors
-            ),
+            mock.patch.multiple(worker_set, Payload=mock.Mock(), usable_cores=lambda: processors),
             mock.patch("lit_loader.core.transport.arena._LARGEST_SLOT", SLOT),
         ):
             self.pool = WorkerPool(
