@@ -162,7 +162,7 @@ def trial(settings, folder, name, workers, seconds):
     return {
         "samples/s": samples / lasted,
         "waits, %": 100 * waited / lasted,
-        "processor, ms": 1e3 * used / samples,
+        "CPU, ms": 1e3 * used / samples,
         "memory, MB": memory,
         "first, ms": 1e3 * first,
         "descriptors": descriptors,
@@ -284,7 +284,7 @@ def ratios(upper, lower, column):
     return (statistics.median(each), min(each), max(each)) if each else (float("nan"),) * 3
 
 
-COLUMNS = ("samples/s", "waits, %", "processor, ms", "memory, MB", "first, ms", "descriptors")
+COLUMNS = ("samples/s", "waits, %", "CPU, ms", "memory, MB", "first, ms", "descriptors")
 
 
 def number_(value):
@@ -320,7 +320,7 @@ def at_its_best(name, made, found):
         "library": made.library,
         "workers": [counts[THEIRS], counts[OURS]],
         "times": ratios(ours, theirs, "samples/s"),
-        "processor": ratios(ours, theirs, "processor, ms")[0],
+        "processor": ratios(ours, theirs, "CPU, ms")[0],
         "same bytes": all(each["digests"] == every[0]["digests"] for each in every),
         "same losses": all(each["losses"] == every[0]["losses"] for each in every),
         THEIRS: {column: median(theirs, column) for column in COLUMNS},
