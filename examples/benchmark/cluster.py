@@ -25,7 +25,8 @@ which what was seen is thrown away. Parts, medians over the rounds:
   all its processes at once; or it stops to answer, as without power. Bare actors are restarted by
   Ray here, as those of Ray Data are. ``silent`` takes minutes: Ray waits that long.
 
-Needs the extra ray, and ``pip install grpcio``: Ray tells by that what its object stores hold.
+Needs the extra ray, ``pip install 'ray[data]' pydantic`` for Ray Data, and ``pip install grpcio``:
+Ray tells by that what its object stores hold.
 """
 
 from __future__ import annotations
