@@ -1,4 +1,4 @@
-"""Real jobs, end to end: torch's loader and lit_loader's (`objects` also reads with threads).
+"""Synthetic jobs, end to end: torch's loader and lit_loader's (`objects` also reads with threads).
 
     python examples/benchmark/jobs/run.py [jobs=[detection,volumes]] [workers=[1,2,4]] [rounds=3]
     python examples/benchmark/jobs/run.py out=found pages=.  # all, into the page next to this file
