@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import Subset
 
@@ -33,20 +33,15 @@ def getitems_of(dataset: object) -> _ReadMany | None:
     Torch's ``Subset`` has ``__getitems__`` for the sake of what is in it. Around a dataset that has
     none it reads one sample after the other: so do we then, and know which one it is at.
     """
-    if _is_plain(dataset) and getitems_of(dataset.dataset) is None:
+    if (
+        isinstance(dataset, Subset)
+        and type(dataset).__getitems__ is Subset.__getitems__
+        and type(dataset).__getitem__ is Subset.__getitem__
+        and getitems_of(dataset.dataset) is None
+    ):
         return None
     # A dataset may set it to None to say that it has none.
     return getattr(dataset, "__getitems__", None)
-
-
-def _is_plain(dataset: object) -> TypeGuard[Subset[Any]]:
-    """Whether this is a ``Subset`` whose samples are those of what is in it."""
-    kind: Any = type(dataset)
-    return (
-        issubclass(kind, Subset)
-        and kind.__getitems__ is Subset.__getitems__
-        and kind.__getitem__ is Subset.__getitem__
-    )
 
 
 class EndOfData(Exception):
@@ -73,11 +68,6 @@ class MapFetcher:
         self._dataset, self._batched = dataset, batched
         self._many = getitems_of(dataset) if batched else None
         self._before_sample, self._pool = before_sample, pool
-        self._subsets: list[Subset[Any]] = []
-        if batched and self._many is None:
-            while _is_plain(dataset):
-                self._subsets.append(dataset)
-                dataset = dataset.dataset
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return ``[dataset[i] for i in indices]``, or ``dataset[indices]`` if not batched."""
@@ -88,8 +78,6 @@ class MapFetcher:
             return self.each(lambda index, _: dataset[index], indices, progress)
         samples: list[object] = []
         if self._batched and before is None and progress.is_quick:
-            for subset in self._subsets:  # as its __getitems__ reads
-                indices, dataset = map(subset.indices.__getitem__, indices), subset.dataset
             progress.samples, times = samples, [_clock()]
             for index in indices:
                 samples.append(dataset[index])

@@ -238,7 +238,6 @@ class Passes:
             start = resumed
             self.find_generator()
             self._log_resume(start)
-        self._repeats[epoch] = max(self._repeats[epoch], start.repeat + 1)
         seeds = self._seeds_of(start, tells, seeded)
         if not seeded and (held or start.generators):
             numbers = tuple(own[path] for path, _ in held if path in own)
@@ -255,12 +254,14 @@ class Passes:
         if before is not None and before.committed is not None and before.is_ahead:
             # A loop that takes a batch ahead has not used the last ones of the pass before.
             made.committed = before.committed
+        if plan is not None:
+            plan.epochs.show(epoch)
+        # Last: what raised in the user's code leaves the pass to the next try.
+        self._repeats[epoch] = max(self._repeats[epoch], start.repeat + 1)
         # A generator that is not found in its place by now was not restored.
         self._loaded, self._left, self._expected = None, False, 0
         if self._set is None:
             self._next = epoch if self.shares_data else epoch + 1
-        if plan is not None:
-            plan.epochs.show(epoch)
         if before is None or not self._is_running(before):
             self.current = made
         return made

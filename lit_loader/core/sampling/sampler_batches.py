@@ -89,12 +89,11 @@ class SamplerBatches:
         if self._batches is None or number != self._at:
             self._batches = self._open(number)
         batches, self._batches = self._batches, None
-        batch = next(batches)  # after an exception it is opened again
-        self._batches, self._at = batches, number + 1
-        self._given = self._state()
-        where.drawn(number, self._given)
-        if number + 1 == self._length:
-            self._finish(batches)
+        batch = next(batches)  # after an exception it is opened again, with the state before it
+        given = self._state()
+        left = self._finished(batches) if number + 1 == self._length else batches
+        self._batches, self._at, self._given = left, number + 1, given
+        where.drawn(number, given)
         return batch
 
     @cached_property
@@ -105,23 +104,22 @@ class SamplerBatches:
         except Exception:  # the user's
             return None
 
-    def _finish(self, batches: Iterator[object]) -> None:
-        """Bring the sampler to its end, after which many prepare their next pass.
+    def _finished(self, batches: Iterator[object]) -> Iterator[object]:
+        """Bring the sampler to its end, after which many prepare their next pass; return the rest.
 
         Some programs ask for ``len(loader)`` batches and no more.
         """
         try:
             more = [*itertools.islice(batches, 1)]
         except Exception as error:  # it is raised in place of the next batch
-            self._batches = _raising(error)
-        else:
-            self._batches = itertools.chain(more, batches)
+            return _raising(error)
+        return itertools.chain(more, batches)
 
     def after(self) -> Mapping[str, object] | None:
         """Return what the sampler must remember after a pass that was drawn up to the place."""
         batches = self._open(self._first)
         if self._plan.is_end(self._first):
-            self._finish(batches)
+            self._finished(batches)
         return self.at_end()
 
     def at_end(self) -> Mapping[str, object] | None:
