@@ -1,5 +1,6 @@
 """Passes: what repeats and what does not, next to torch's loader; and what a resume continues."""
 
+import contextlib
 import random
 import threading
 import warnings
@@ -66,9 +67,6 @@ def content(loader: Any) -> tuple[Any, ...]:
 
 def distinct(found: Any) -> int:
     return len(set(found))
-
-
-# --- one loader several times ---
 
 
 @pytest.mark.parametrize("seed", [None, 7])
@@ -141,9 +139,6 @@ def test_generators_that_are_put_back_between_iter_and_next(make: Any) -> None:
     assert content(again[:3]) == content(first)
 
 
-# --- as far as torch's loader moves the generator ---
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"shuffle": False}, {"sampler": RandomSampler(Rows())}, {"generator": torch.Generator()}],
@@ -171,9 +166,6 @@ def test_a_loader_with_a_seed_draws_nothing(make: Any) -> None:
     before = torch.get_rng_state()
     list(make(seed=1))
     assert torch.equal(before, torch.get_rng_state())
-
-
-# --- ranks ---
 
 
 def shares(**options: Any) -> list[DataLoader[Any]]:
@@ -214,9 +206,6 @@ def test_ranks_without_a_job_are_told_that_they_share_no_seed(
     monkeypatch.setenv("PL_GLOBAL_SEED", "3")
     both = shares(shuffle=True)
     assert sorted(order(both[0]) + order(both[1])) == list(range(N))
-
-
-# --- states ---
 
 
 def stop(loader: Any, after: int) -> tuple[list[Any], dict[str, Any]]:
@@ -522,9 +511,6 @@ def test_a_loop_that_asks_for_len_loader_batches_lets_samplers_come_to_their_end
     assert epoch(resumed) == expected[2]
 
 
-# --- start ---
-
-
 def test_what_is_changed_after_start_counts(make: Any) -> None:
     _, state = stop(make(seed=1), 2)
     expected = make(seed=1)
@@ -565,9 +551,6 @@ def test_what_persistent_workers_begin_early_is_not_read_twice(
     assert sorted(each for each in read if each[0] < "3") == sorted(
         f"{epoch}:{index}" for epoch in range(3) for index in range(N)
     )
-
-
-# --- seeds in a batch ---
 
 
 class Holding(Rows):
@@ -729,6 +712,44 @@ def test_a_dataset_that_begins_to_draw_late_is_reported_once(kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [float(b) for b in DataLoader(late(20, kind), 1, seed=1, seeding="sample")]
+
+
+class Interrupted(Rows):
+    """Its length is asked for in vain once. As a batch sampler it has a state, and gives pairs."""
+
+    asked, at, start = 0, 0, 0
+
+    def __len__(self) -> int:
+        self.asked -= 1
+        if self.asked == 0:
+            raise KeyboardInterrupt
+        return 4
+
+    def __iter__(self) -> Iterator[list[int]]:
+        begin, self.start = self.start, 0
+        for at in range(begin, 4):
+            self.at = at + 1
+            yield [2 * at, 2 * at + 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["at"]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_interrupt_as_a_pass_begins_changes_no_batch(batched: bool) -> None:
+    data, found = Interrupted(), list[list[Any]]()
+    options: dict[str, Any] = {"batch_sampler": data} if batched else {"shuffle": True}
+    for asked in range(3):
+        batches = iter(DataLoader(Rows() if batched else data, seed=1, **options))
+        data.asked, got = asked, list[Any]()
+        for _ in range(6):
+            with contextlib.suppress(KeyboardInterrupt):
+                got.extend(batch.tolist() for batch in islice(batches, 1))
+        found.append(got)
+    assert found == [found[0]] * 3 and len(found[0]) == 4
 
 
 @pytest.mark.parametrize("name", ["indices_of", "state_at"])

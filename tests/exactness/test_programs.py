@@ -56,9 +56,6 @@ def shared(one: frozenset[Any], other: frozenset[Any]) -> int:
     return len(one & other)
 
 
-# --- several loaders, several passes ---
-
-
 def a_loader_for_each_epoch(make: Make) -> int:
     data = augmented()
     return distinct(tuple(rows(make(data, batch_size=4, shuffle=True))) for _ in range(4))
@@ -217,9 +214,6 @@ def test_what_the_program_seeds_is_fixed(program: Program, wanted: Any, made: Ma
     assert program(made) == wanted
 
 
-# --- as with torch's, and better ---
-
-
 def test_torch_alone_is_seeded_in_another_process(tmp_path: Path) -> None:
     """Where Python's generator has just been begun by the operating system, and NumPy's."""
     (program := tmp_path / "program.py").write_text("""
@@ -265,9 +259,6 @@ if __name__ == "__main__":
     assert len(set(seeded)) == 1
     orders = [[rows for rows, _ in eval(line)] for line in (seeded[0], first, second)]
     assert orders[0] == orders[1] == orders[2]
-
-
-# --- streams ---
 
 
 every_worker_simulates = pytest.mark.filterwarnings("ignore:.*LL201")

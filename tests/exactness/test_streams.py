@@ -304,9 +304,6 @@ def test_what_a_state_does_not_have_is_reported_once(options: dict[str, Any]) ->
     assert len([each for each in caught if "LL321" in str(each.message)]) <= 1
 
 
-# --- what is drawn before the first sample ---
-
-
 class AtNext(Shuffled):
     """An iterator with a ``__next__`` of its own, which shuffles at the first."""
 
