@@ -4,7 +4,7 @@
 
     LoaderIterator ── room, submit(task) ─▶ executor ─▶ receive() ── Outcome: a batch, an error
                                                │
-             here: `Inline` · worker processes: `PoolExecutor` · threads: `ThreadExecutor`
+   here: `Inline`, with `make` · worker processes: `PoolExecutor` · threads: `ThreadExecutor`
 
 Where a loader has another executor than these comes by the seam `executor`
 (`core/epoch/seams.py`). `tests/core/executors/test_toy_executor.py` has a small one, whole;
@@ -235,8 +235,7 @@ class Executor:
     def room(self, outstanding: int) -> int:
         """Return how many more tasks may be submitted ahead of what is waited for.
 
-        ``outstanding`` were submitted and not received. Here none: batches are made when they are
-        asked for.
+        ``outstanding`` were submitted and not received. Here none.
         """
         return 0
 

@@ -19,7 +19,7 @@ from lit_loader.core.transport.worker_exception import describe_batch
 
 
 class Inline(Executor):
-    """Makes each batch in the thread that asks for it: `make` is in the place of `receive`.
+    """Makes each batch in the thread that asks for it, by `make`: nothing is submitted or received.
 
     The global random generators are, after that, as they were before. Loaders in other threads wait
     meanwhile, unless they read tables: the generators are one resource of the process.

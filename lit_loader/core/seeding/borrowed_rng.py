@@ -224,8 +224,8 @@ def _reserve(kept: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     """
     of_numpy: Any = np.random.mtrand._rand
     bits = of_numpy._bit_generator
-    of_numpy._bit_generator = SimpleNamespace(state={"bit_generator": "", "state": None})
-    try:
+    try:  # an exception out of a signal handler may come at any call
+        of_numpy._bit_generator = SimpleNamespace(state={"bit_generator": "", "state": None})
         if kept is not None:
             of_numpy.set_state(kept)
         state: Mapping[str, Any] = of_numpy.get_state(legacy=False)
